@@ -1,0 +1,181 @@
+"""A setting: one full assignment of the factors, checked before anything starts.
+
+Pure Python without torch or Hydra, so that a worker in any interpreter can read it back from JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+Scalar = str | int | float | bool | None
+
+DTYPES = ("bf16", "fp16", "fp32", "layercast")
+KERNELS = ("default", "invariant")
+BATCHINGS = ("wave", "continuous")
+PADDINGS = ("none", "wave", "fixed")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+class SettingError(ValueError):
+    """A mistake in a config: one line naming the key, the value and what would be valid."""
+
+    def __init__(self, key: str, value: object, valid: str) -> None:
+        self.key, self.value, self.valid = key, value, valid
+        super().__init__(f"{key}={value}: must be {valid}")
+
+
+@dataclass(frozen=True)
+class BackendSetting:
+    """Which engine, in which interpreter, with which factors of its own."""
+
+    name: str = "hf"
+    python: str | None = None
+    options: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelSetting:
+    """Which model: ``name`` as in configs/model; ``path`` a folder, a GGUF file or a Hub id."""
+
+    name: str = "smollm2"
+    path: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskSetting:
+    """Which items: ``name`` as in configs/task; ``limit`` keeps the first items only."""
+
+    name: str = "arithmetic"
+    path: str | None = None
+    limit: int | None = None
+    options: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All factors of one run. ``samples`` responses an item when temperature is above 0."""
+
+    backend: BackendSetting = field(default_factory=BackendSetting)
+    model: ModelSetting = field(default_factory=ModelSetting)
+    task: TaskSetting = field(default_factory=TaskSetting)
+    batch_size: int = 4
+    batching: str = "wave"
+    padding: str = "wave"
+    dtype: str = "bf16"
+    kernels: str = "default"
+    attention: str = "sdpa"
+    device: str = "auto"
+    gpus: int = 1
+    threads: int | None = None
+    tf32: bool = False
+    reduced_precision: bool = True
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 42
+    samples: int = 1
+    top_k: int = 5
+    repeat: int = 0
+    timeout_s: float | None = None
+
+    def check(self) -> Setting:
+        """Return self, or raise SettingError for the first factor that is out of range."""
+        for key, low in (("batch_size", 1), ("gpus", 1), ("max_new_tokens", 1), ("samples", 1)):
+            _whole(key, getattr(self, key), low)
+        for key, low in (("repeat", 0), ("top_k", 1), ("seed", 0)):
+            _whole(key, getattr(self, key), low)
+        for key, low in (("threads", 1), ("task.limit", 1)):
+            value = self.task.limit if key == "task.limit" else self.threads
+            if value is not None:
+                _whole(key, value, low)
+        for key, valid in (
+            ("batching", BATCHINGS),
+            ("padding", PADDINGS),
+            ("dtype", DTYPES),
+            ("kernels", KERNELS),
+            ("device", DEVICES),
+        ):
+            if getattr(self, key) not in valid:
+                raise SettingError(key, getattr(self, key), "one of " + ", ".join(valid))
+        for key in ("tf32", "reduced_precision"):
+            if not isinstance(getattr(self, key), bool):
+                raise SettingError(key, getattr(self, key), "true or false")
+        _real("temperature", self.temperature, 0.0, math.inf)
+        _real("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0:
+            raise SettingError("top_p", self.top_p, "above 0 and at most 1")
+        if self.timeout_s is not None:
+            _real("timeout_s", self.timeout_s, 0.0, math.inf)
+        if self.samples > 1 and self.temperature == 0:
+            raise SettingError("samples", self.samples, "1 when temperature is 0")
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested dict, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def factors(self) -> dict[str, Scalar]:
+        """Flat factor names and values, as in tables: backend and task options by their own name.
+
+        The model appears as its name, with path and revision where they are given; the
+        interpreter, the repeat and the time limit are not factors.
+        """
+        flat: dict[str, Scalar] = {"backend": self.backend.name}
+        model = (self.model.name, self.model.path, self.model.revision)
+        flat["model"] = ":".join(part for part in model if part)
+        flat["task"] = self.task.name
+        for item in dataclasses.fields(self):
+            if item.name not in ("backend", "model", "task", "repeat", "timeout_s"):
+                flat[item.name] = getattr(self, item.name)
+        return {**flat, **self.backend.options}
+
+
+T = TypeVar("T")
+
+
+def setting_from(config: Mapping[str, Any]) -> Setting:
+    """A checked Setting from a nested mapping, as Hydra composes it or ``to_dict`` wrote it.
+
+    Keys of the groups backend and task beyond their fixed fields are their options.
+    Raises SettingError for unknown keys and for values out of range.
+    """
+    values = dict(config)
+    backend = _group(BackendSetting, "backend", values.pop("backend", {}))
+    model = _group(ModelSetting, "model", values.pop("model", {}))
+    task = _group(TaskSetting, "task", values.pop("task", {}))
+    known = {item.name for item in dataclasses.fields(Setting)}
+    for key in values:
+        if key not in known:
+            raise SettingError(key, values[key], "left out: there is no such factor")
+    return Setting(backend=backend, model=model, task=task, **values).check()
+
+
+def _group(cls: type[T], key: str, value: Any) -> T:
+    if not isinstance(value, Mapping):
+        raise SettingError(key, value, f"a config group, as in configs/{key}")
+    fixed = {item.name for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    known = {name: part for name, part in value.items() if name in fixed}
+    extra = {name: part for name, part in value.items() if name not in fixed}
+    if extra and "options" not in fixed:
+        name = next(iter(extra))
+        raise SettingError(f"{key}.{name}", extra[name], "left out: there is no such key")
+    if "options" in fixed:
+        known["options"] = {**known.get("options", {}), **extra}
+    return cls(**known)
+
+
+def _whole(key: str, value: object, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise SettingError(key, value, f"a whole number of at least {low}")
+
+
+def _real(key: str, value: object, low: float, high: float) -> None:
+    ok = isinstance(value, int | float) and not isinstance(value, bool)
+    if not ok or not low <= float(value) <= high:  # type: ignore[arg-type]
+        upper = "" if math.isinf(high) else f" and at most {high:g}"
+        raise SettingError(key, value, f"a number of at least {low:g}{upper}")

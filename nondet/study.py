@@ -1,0 +1,104 @@
+"""A study: all runs of one sweep, found again from its folder.
+
+outputs/<study>/<time>/study.json   name, seed, run ids in the order they were asked for
+outputs/<study>/<time>/runs/<id>    the runs (links into outputs/runs, or real folders)
+outputs/<study>/<time>/report/      everything made from them
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nondet.runs import Run, incomparable, read_run
+
+# Never a factor of a table, even when they differ between runs.
+NOT_FACTORS = ("top_k",)
+
+
+class StudyError(ValueError):
+    """A folder that holds no study, or runs that must not be put together."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs that belong together, in order; the first complete one is the reference."""
+
+    name: str
+    runs: tuple[Run, ...]
+    seed: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> tuple[Run, ...]:
+        return tuple(run for run in self.runs if run.status == "complete")
+
+    @property
+    def failed(self) -> tuple[Run, ...]:
+        return tuple(run for run in self.runs if run.status != "complete")
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """Names of the factors that vary between the runs, in the order of the record."""
+        names = {name: None for run in self.runs for name in run.factors}
+        return tuple(
+            name
+            for name in names
+            if name not in NOT_FACTORS
+            and len({str(run.factors.get(name)) for run in self.runs}) > 1
+        )
+
+    def setting_key(self, run: Run) -> tuple[tuple[str, Any], ...]:
+        """What runs of one setting share: the varying factors with their values."""
+        return tuple((name, run.factors.get(name)) for name in self.factors)
+
+    def label(self, run: Run) -> str:
+        """A short name of a run's setting, as in figures: ``bf16, batch_size 4``."""
+        parts = []
+        for name, value in self.setting_key(run):
+            parts.append(str(value) if isinstance(value, str) else f"{name} {value}")
+        return ", ".join(parts) or "the one setting"
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Run folders of a study folder, of a folder of runs, or the folder itself if it is a run."""
+    if (folder / "run.json").exists():
+        return [folder]
+    listed = folder / "study.json"
+    base = folder / "runs" if (folder / "runs").is_dir() else folder
+    if listed.exists():
+        ids = json.loads(listed.read_text()).get("runs", [])
+        return [base / run_id for run_id in ids if (base / run_id / "run.json").exists()]
+    return sorted(path.parent for path in base.glob("*/run.json"))
+
+
+def load_study(folders: Sequence[Path]) -> Study:
+    """One study from one or several folders, also of several machines, merged by run id.
+
+    Raises StudyError when a folder holds no run or when two runs are not comparable; the
+    message names the field that differs.
+    """
+    runs: dict[str, Run] = {}
+    names: list[str] = []
+    seed = 0
+    for folder in folders:
+        found = run_folders(folder)
+        if not found:
+            raise StudyError(f"{folder}: no run folder in it (a run folder holds run.json)")
+        listed = folder / "study.json"
+        record = json.loads(listed.read_text()) if listed.exists() else {}
+        names.append(record.get("name", folder.name))
+        seed = int(record.get("seed", seed))
+        for path in found:
+            run = read_run(path)
+            runs.setdefault(run.id, run)
+    study = Study(" + ".join(dict.fromkeys(names)), tuple(runs.values()), seed)
+    for run in study.complete[1:]:
+        reason = incomparable(study.complete[0], run)
+        if reason:
+            other = study.complete[0].folder
+            raise StudyError(f"{run.folder}: not comparable with {other}, {reason}")
+    return study
