@@ -1,0 +1,23 @@
+"""Markers by name, imported only when asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from nondet.marking.base import Marker
+from nondet.settings import SettingError
+
+# name: module and class.
+MARKERS = {
+    "none": "nondet.marking.nothing:NoMarker",
+    "integer": "nondet.marking.numbers:IntegerMarker",
+}
+
+
+def get_marker(name: str) -> Marker:
+    """The marker of that name. Raises SettingError for an unknown one."""
+    if name not in MARKERS:
+        raise SettingError("task.marker", name, "one of " + ", ".join(sorted(MARKERS)))
+    module, cls = MARKERS[name].split(":")
+    marker: Marker = getattr(import_module(module), cls)()
+    return marker
