@@ -1,0 +1,246 @@
+"""Tables with one row a run, a pair of runs, or an item of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from nondet.metrics.accuracy import accuracy, flips, mcnemar
+from nondet.metrics.divergence import CUT, FINISHED, Comparison, against, median_position
+from nondet.metrics.intervals import share_of_items
+from nondet.metrics.load import Gaps, Loaded
+from nondet.metrics.prefix import NEVER
+from nondet.metrics.scan import Pair, Scan
+from nondet.metrics.survival import CENSORED, DIVERGED, agreement_curve
+from nondet.metrics.survival import FINISHED as ENDED
+from nondet.study import Study
+
+
+def run_labels(study: Study) -> dict[str, str]:
+    """A label for every run id: that of its setting, and the repeat where there are several."""
+    settings = [repr(study.setting_key(run)) for run in study.runs]
+    labels = {}
+    for run, setting in zip(study.runs, settings, strict=True):
+        several = settings.count(setting) > 1
+        labels[run.id] = study.label(run) + (f", repeat {run.repeat}" if several else "")
+    return labels
+
+
+def summary_table(study: Study, loaded: Loaded | None, first: Comparison | None) -> pd.DataFrame:
+    """One row a run, failed ones with empty numbers."""
+    place = {run.id: at for at, run in enumerate(study.complete)}
+    repeats = _repeats_identical(study, loaded)
+    labels = run_labels(study)
+    rows = []
+    for run in study.runs:
+        row: dict[str, object] = {"run_id": run.id, "label": labels[run.id]}
+        row["setting"] = study.label(run)
+        row.update({name: run.factors.get(name) for name in study.factors})
+        row["repeat"] = run.repeat
+        if run.id in place and loaded is not None and first is not None:
+            row.update(_run_numbers(loaded, first, place[run.id]))
+        row["repeat_identical"] = repeats.get(repr(study.setting_key(run)))
+        for name in ("tokens_per_s", "peak_memory_mb", "peak_device_memory_mb"):
+            row[name] = run.record.get(name)
+        row["status"], row["reason"] = run.status, run.record.get("reason")
+        rows.append(row)
+    columns = ["run_id", "label", "setting", *study.factors, "repeat", *NUMBERS]
+    columns += ["repeat_identical", "tokens_per_s", "peak_memory_mb", "peak_device_memory_mb"]
+    return pd.DataFrame(rows, columns=[*columns, "status", "reason"])
+
+
+NUMBERS = (
+    "items",
+    "diverged",
+    "div_percent",
+    "div_low",
+    "div_high",
+    "accuracy",
+    "acc_low",
+    "acc_high",
+    "mean_length",
+    "truncated",
+    "errors",
+)
+
+
+def _run_numbers(loaded: Loaded, first: Comparison, run: int) -> dict[str, object]:
+    """Numbers of one run; shares of divergence in percent, accuracy from 0 to 1."""
+    outcome = loaded.outcomes[run]
+    share = share_of_items(first.diverged[:, run], loaded.item_P)
+    right = accuracy(outcome.correct_P, loaded.items)
+    rows = len(outcome.keys)
+    return {
+        "items": rows,
+        "diverged": int(first.diverged[:, run].sum()),
+        "div_percent": 100 * share.value,
+        "div_low": 100 * share.low,
+        "div_high": 100 * share.high,
+        "accuracy": right.value,
+        "acc_low": right.low,
+        "acc_high": right.high,
+        "mean_length": float(outcome.lengths_P.mean()) if rows else np.nan,
+        "truncated": int(outcome.cut_P.sum()),
+        "errors": outcome.errors,
+    }
+
+
+def _repeats_identical(study: Study, loaded: Loaded | None) -> dict[str, bool]:
+    members: dict[str, list[int]] = {}
+    for at, run in enumerate(study.complete):
+        members.setdefault(repr(study.setting_key(run)), []).append(at)
+    if loaded is None:
+        return {}
+    return {
+        key: bool(against(loaded.forest, runs[0]).identical[:, runs].all())
+        for key, runs in members.items()
+        if len(runs) > 1
+    }
+
+
+def pairs_table(study: Study, loaded: Loaded, scan: Scan) -> pd.DataFrame:
+    """One row a pair of complete runs."""
+    labels = run_labels(study)
+    settings = [repr(study.setting_key(run)) for run in loaded.runs]
+    parts = []
+    for a in range(len(loaded.runs) - 1):
+        found = against(loaded.forest, a)
+        later = range(a + 1, len(loaded.runs))
+        medians = median_position(found.position)
+        known = [scan.pairs.get((a, b)) for b in later]
+        parts.append(
+            pd.DataFrame(
+                {
+                    "run_a": loaded.runs[a].id,
+                    "run_b": [loaded.runs[b].id for b in later],
+                    "label_a": labels[loaded.runs[a].id],
+                    "label_b": [labels[loaded.runs[b].id] for b in later],
+                    "items": len(loaded.item_P),
+                    "identical": found.identical[:, a + 1 :].sum(axis=0),
+                    "diverged": found.diverged[:, a + 1 :].sum(axis=0),
+                    "median_first": medians[a + 1 :],
+                    "kind": [_kind(settings[a], settings[b]) for b in later],
+                    "max_abs_dlogprob": [d.maximum if d else np.nan for d in known],
+                    "mean_abs_dlogprob": [d.mean if d else np.nan for d in known],
+                    "logprobs_compared": [d.n if d else 0 for d in known],
+                    "logprobs_differ": [d.differ if d else 0 for d in known],
+                }
+            )
+        )
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(PAIRS))
+
+
+PAIRS = (
+    "run_a",
+    "run_b",
+    "label_a",
+    "label_b",
+    "items",
+    "identical",
+    "diverged",
+    "median_first",
+    "kind",
+    "max_abs_dlogprob",
+    "mean_abs_dlogprob",
+    "logprobs_compared",
+    "logprobs_differ",
+)
+
+
+def _kind(setting_a: str, setting_b: str) -> str:
+    return "repeat" if setting_a == setting_b else "setting"
+
+
+def flips_table(study: Study, loaded: Loaded, pairs: Sequence[Pair]) -> pd.DataFrame:
+    """Answers that changed between right and wrong, with McNemar's exact p, one row a pair."""
+    labels = run_labels(study)
+    rows = []
+    for a, b in pairs:
+        one, two = loaded.outcomes[a], loaded.outcomes[b]
+        only_a, only_b, known = flips(one.correct_P, two.correct_P)
+        rows.append(
+            {
+                "run_a": loaded.runs[a].id,
+                "run_b": loaded.runs[b].id,
+                "label_a": labels[loaded.runs[a].id],
+                "label_b": labels[loaded.runs[b].id],
+                "items": known,
+                "only_a": only_a,
+                "only_b": only_b,
+                "answers_differ": int((one.answers_P != two.answers_P).sum()),
+                "p": mcnemar(only_a, only_b),
+            }
+        )
+    names = ["run_a", "run_b", "label_a", "label_b", "items", "only_a", "only_b"]
+    return pd.DataFrame(rows, columns=[*names, "answers_differ", "p"])
+
+
+def divergence_table(
+    loaded: Loaded, labels: dict[str, str], first: Comparison, gaps: Gaps, scan: Scan
+) -> pd.DataFrame:
+    """One row a run and item, against the reference (the first run, itself left out)."""
+    runs, rows = len(loaded.runs) - 1, len(loaded.item_P)
+
+    def flat(array_PC: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray(array_PC[:, 1:].T.ravel())
+
+    event = flat(first.diverged)
+    reason = np.where(event, -1, np.where(flat(first.cut), 1, 0))
+    by_run = np.repeat(np.arange(runs, dtype=np.int64), rows)
+    by_row = np.tile(np.arange(rows, dtype=np.int64), runs)
+    names = [labels[run.id] for run in loaded.runs[1:]]
+    return pd.DataFrame(
+        {
+            "run_id": _categories(by_run, [run.id for run in loaded.runs[1:]]),
+            "label": np.repeat(np.array(names, dtype=object), rows),
+            "item": _categories(by_row, list(loaded.outcomes[0].keys)),
+            "position": nullable(flat(first.position)),
+            "event": event,
+            "censor": _categories(reason, [FINISHED, CUT]),
+            "common": flat(first.prefix),
+            "len_ref": np.tile(loaded.outcomes[0].lengths_P, runs),
+            "len_run": flat(loaded.forest.lengths_PC),
+            "gap": flat(gaps.reference_PC),
+            "gap_logprob": flat(gaps.log_reference_PC),
+            "gap_run": flat(gaps.run_PC),
+            "gap_run_logprob": flat(gaps.log_run_PC),
+            "dlogprob_before": flat(scan.before_PC),
+            "dlogprob_largest": flat(scan.largest_PC),
+        }
+    )
+
+
+def nullable(position: NDArray[np.int64]) -> pd.Series[int]:
+    """Positions as a nullable integer column: null where there is none."""
+    return pd.Series(position, dtype="Int64").mask(pd.Series(position == NEVER))
+
+
+def _categories(codes: NDArray[np.int64], names: list[str]) -> Any:
+    return pd.Categorical.from_codes(codes, pd.Index(names))
+
+
+def survival_table(
+    loaded: Loaded,
+    labels: dict[str, str],
+    first: Comparison,
+    rng: np.random.Generator,
+    resamples: int,
+) -> pd.DataFrame:
+    """Kaplan-Meier survival and cumulative incidence against the reference, step by step."""
+    status = np.where(first.diverged, DIVERGED, np.where(first.cut, CENSORED, ENDED))
+    parts = []
+    for place, run in list(enumerate(loaded.runs))[1:]:
+        curve = agreement_curve(
+            first.time[:, place], status[:, place], rng, loaded.item_P, resamples
+        )
+        part = pd.DataFrame(curve._asdict()).rename(columns={"time": "t"})
+        part.insert(0, "label", labels[run.id])
+        part.insert(0, "run_id", run.id)
+        parts.append(part)
+    names = ["run_id", "label", "t", "at_risk", "events", "survival", "low", "high"]
+    names += ["incidence", "incidence_low", "incidence_high", "finished"]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=names)

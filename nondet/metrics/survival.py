@@ -1,0 +1,136 @@
+"""Survival of agreement: for how long do two runs say the same?
+
+Time is a token position counted from 0. Event: the responses part at that position. Censored at
+the last position compared: the token limit cut them, or both finished and were identical. The
+Kaplan-Meier curve treats both kinds of end as "no longer observed" and so describes the hazard
+of a token; the cumulative incidence treats "finished identical" as a competing event and
+describes the share of responses that ever part (Aalen and Johansen 1978).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nondet.metrics.intervals import LEVEL, item_weights
+
+CENSORED, DIVERGED, FINISHED = 0, 1, 2
+RESAMPLES = 500
+
+
+class Curve(NamedTuple):
+    """One curve at its M distinct times; every array is (M,).
+
+    time: positions. at_risk: items still agreeing and observed just before. events: divergences
+    at that position. survival: share still agreeing after it. low, high: band. incidence: share
+    of all items that have parted; finished: share that has finished identical.
+    """
+
+    time: NDArray[np.int64]
+    at_risk: NDArray[np.int64]
+    events: NDArray[np.int64]
+    survival: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    incidence: NDArray[np.float64]
+    incidence_low: NDArray[np.float64]
+    incidence_high: NDArray[np.float64]
+    finished: NDArray[np.float64]
+
+
+def _tables(
+    weights: NDArray[np.int64],
+    order: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    status: NDArray[np.int64],
+) -> tuple[NDArray[np.float64], ...]:
+    """At risk, divergences and finishes at each distinct time, for rows of weights (B, P)."""
+    sorted_weights = weights[:, order].astype(np.float64)
+    kind = status[order]
+    left = np.add.reduceat(sorted_weights, starts, axis=1)
+    events = np.add.reduceat(sorted_weights * (kind == DIVERGED), starts, axis=1)
+    finished = np.add.reduceat(sorted_weights * (kind == FINISHED), starts, axis=1)
+    gone = np.cumsum(left, axis=1)
+    at_risk = gone[:, -1:] - gone + left
+    return at_risk, events, finished
+
+
+def _curves(
+    at_risk: NDArray[np.float64], events: NDArray[np.float64], finished: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], ...]:
+    """Kaplan-Meier survival and both cumulative incidences, (B, M) each."""
+    some = np.maximum(at_risk, 1)
+    survival = np.asarray(np.cumprod(1 - events / some, axis=1), dtype=np.float64)
+    both = np.cumprod(1 - (events + finished) / some, axis=1)
+    before = np.concatenate([np.ones((len(both), 1)), both[:, :-1]], axis=1)
+    incidence = np.cumsum(before * events / some, axis=1)
+    done = np.cumsum(before * finished / some, axis=1)
+    return survival, incidence, done
+
+
+def agreement_curve(
+    time_P: NDArray[np.int64],
+    status_P: NDArray[np.int64],
+    rng: np.random.Generator,
+    item_P: NDArray[np.int64] | None = None,
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
+) -> Curve:
+    """Kaplan-Meier curve and cumulative incidence with bands from resampled items.
+
+    Args:
+        time_P: position of the divergence or the last position compared, (P,).
+        status_P: CENSORED (cut), DIVERGED or FINISHED (identical to the end), (P,).
+        rng: draws the resamples.
+        item_P: the item of each row when an item has several rows; they are drawn together.
+        resamples: 0 leaves the bands NaN.
+
+    Where nothing has parted yet a bootstrap knows no spread; there the band is the exact binomial
+    one for the number at risk.
+    """
+    if not len(time_P):
+        empty = np.empty(0)
+        none = np.empty(0, dtype=np.int64)
+        return Curve(none, none, none, empty, empty, empty, empty, empty, empty, empty)
+    order = np.argsort(time_P, kind="stable")
+    times, starts = np.unique(time_P[order], return_index=True)
+    status = np.asarray(status_P, dtype=np.int64)
+    ones = np.ones((1, len(time_P)), dtype=np.int64)
+    at_risk, events, ended = _tables(ones, order, starts, status)
+    survival, incidence, finished = _curves(at_risk, events, ended)
+    bands = np.full((4, len(times)), np.nan)
+    if resamples:
+        items = np.arange(len(time_P)) if item_P is None else item_P
+        weights = item_weights(int(items.max()) + 1, rng, resamples)[:, items]
+        drawn = _curves(*_tables(weights, order, starts, status))
+        tails = [(1 - level) / 2, (1 + level) / 2]
+        bands = np.concatenate(
+            [np.quantile(drawn[0], tails, axis=0), np.quantile(drawn[1], tails, axis=0)]
+        )
+        # The exact upper bound of a share of which 0 of n was seen.
+        bound = 1 - tails[0] ** (1 / at_risk[0])
+        untouched = survival[0] == 1
+        bands[0] = np.where(untouched, 1 - bound, bands[0])
+        bands[3] = np.where(untouched, np.maximum(bands[3], bound), bands[3])
+    return Curve(
+        times,
+        at_risk[0].astype(np.int64),
+        events[0].astype(np.int64),
+        survival[0],
+        bands[0],
+        bands[1],
+        incidence[0],
+        bands[2],
+        bands[3],
+        finished[0],
+    )
+
+
+def at_positions(curve: Curve, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Survival at any positions (a step function, 1 before the first time)."""
+    if not len(curve.time):
+        return np.ones(len(positions))
+    place = np.searchsorted(curve.time, positions, side="right") - 1
+    return np.where(place < 0, 1.0, curve.survival[np.maximum(place, 0)])

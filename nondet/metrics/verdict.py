@@ -1,0 +1,125 @@
+"""The verdict of a study: PASS, DIFFERENT or INCONCLUSIVE, with the reasons as sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nondet.metrics.intervals import largest_unseen, needed, wilson
+
+PASS, DIFFERENT, INCONCLUSIVE = "PASS", "DIFFERENT", "INCONCLUSIVE"
+
+# A pass must exclude that more than this share of items differs; it takes 29 items.
+MAX_RATE = 0.10
+# Fewer compared tokens than this say little, however many items there are.
+MIN_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a verdict rests on.
+
+    runs, failed: complete and other runs. items, tokens: items of the study and tokens compared in
+    the reference run. repeat_pairs, setting_pairs: (diverged, items compared, label) of each
+    pair of runs with the same or with different settings. noise: largest difference of
+    log-probabilities over common prefixes (NaN if not known). undecided: comparisons cut before
+    their end. errors: responses that ended in an error.
+    """
+
+    runs: int
+    failed: int
+    items: int
+    tokens: int
+    repeat_pairs: Sequence[tuple[int, int, str]]
+    setting_pairs: Sequence[tuple[int, int, str]]
+    noise: float
+    errors: int = 0
+    max_rate: float = MAX_RATE
+
+
+def decide(evidence: Evidence) -> tuple[str, list[str]]:
+    """The verdict word and short sentences, the repeats first."""
+    repeats = _repeat_sentences(evidence)
+    moved = _worst(evidence.repeat_pairs)
+    parted = _worst(evidence.setting_pairs)
+    if evidence.runs < 2:
+        word = "No run completed" if evidence.runs == 0 else "Only one run completed"
+        return INCONCLUSIVE, [f"{word}: there is nothing to compare.", *_gaps(evidence)]
+    if moved and evidence.setting_pairs and not _beyond(parted, moved):
+        reasons = [*repeats, "The settings differ no more than repeats do: no verdict on them."]
+        return INCONCLUSIVE, reasons + _gaps(evidence)
+    if moved or parted:
+        return DIFFERENT, [*repeats, *_settings(evidence, parted), *_gaps(evidence)]
+    power = _power(evidence)
+    if _gaps(evidence):
+        return INCONCLUSIVE, [*_gaps(evidence), *repeats, *power]
+    if largest_unseen(evidence.items) > evidence.max_rate:
+        few = (
+            f"Too few items: {evidence.items}, and {needed(evidence.max_rate)} are needed to "
+            f"exclude that {evidence.max_rate:.0%} differ."
+        )
+        return INCONCLUSIVE, [few, *repeats, *power]
+    if evidence.tokens < MIN_TOKENS:
+        few = f"Too few tokens: {evidence.tokens} compared, at least {MIN_TOKENS} are needed."
+        return INCONCLUSIVE, [few, *repeats, *power]
+    return PASS, [*power, *repeats]
+
+
+def _worst(pairs: Sequence[tuple[int, int, str]]) -> tuple[int, int, str] | None:
+    """The pair with the largest share diverged, None when none did."""
+    worst = max(pairs, key=lambda pair: pair[0] / max(pair[1], 1), default=None)
+    return worst if worst is not None and worst[0] else None
+
+
+def _beyond(parted: tuple[int, int, str] | None, moved: tuple[int, int, str]) -> bool:
+    """Whether the settings part on more items than repeats, beyond both intervals."""
+    return parted is not None and wilson(*parted[:2]).low > wilson(*moved[:2]).high
+
+
+def _repeat_sentences(evidence: Evidence) -> list[str]:
+    if not evidence.repeat_pairs:
+        return ["No setting was repeated, so run-to-run noise is not known."]
+    moved = [pair for pair in evidence.repeat_pairs if pair[0]]
+    if not moved:
+        return [f"Repeats are identical ({len(evidence.repeat_pairs)} pairs of runs)."]
+    return [
+        f"Repeats of one setting already differ: {label}, {count} of {items} items."
+        for count, items, label in moved
+    ]
+
+
+def _settings(evidence: Evidence, parted: tuple[int, int, str] | None) -> list[str]:
+    if parted is None:
+        return []
+    pairs = sum(1 for pair in evidence.setting_pairs if pair[0])
+    count, items, label = parted
+    share = wilson(count, items)
+    return [
+        f"Settings differ in {pairs} of {len(evidence.setting_pairs)} pairs; most between {label}: "
+        f"{count} of {items} items ({share.low:.1%} to {share.high:.1%})."
+    ]
+
+
+def _power(evidence: Evidence) -> list[str]:
+    bound = largest_unseen(evidence.items)
+    words = [
+        f"Nothing differs: 0 of {evidence.items} items in {evidence.runs} runs, so at most "
+        f"{bound:.1%} of such items would differ (95 % confidence)."
+    ]
+    if evidence.noise == 0:
+        words.append("Log-probabilities are equal to the last bit.")
+    elif evidence.noise > 0:
+        words.append(
+            f"Log-probabilities do differ, by up to {evidence.noise:.2g}: longer or other answers "
+            "may part."
+        )
+    return words
+
+
+def _gaps(evidence: Evidence) -> list[str]:
+    words = []
+    if evidence.failed:
+        words.append(f"{evidence.failed} of {evidence.failed + evidence.runs} runs are missing.")
+    if evidence.errors:
+        words.append(f"{evidence.errors} responses ended in an error.")
+    return words
