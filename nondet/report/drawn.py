@@ -1,0 +1,305 @@
+"""What is drawn: tables of the analysis, selected and put in order. No new statistic is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from nondet.report.context import Context
+from nondet.report.grids import MOST_CELLS
+
+COSTS = {
+    "tokens_per_s": "tokens/s",
+    "peak_memory_mb": "peak memory (MB)",
+    "peak_device_memory_mb": "peak GPU memory (MB)",
+}
+MOST_COLUMNS = 160
+
+
+def diverged(context: Context) -> pd.DataFrame:
+    """Rows of the summary that were compared: setting, items, diverged, share, low, high."""
+    table = context.view.summary
+    references = set(context.view.references.values())
+    table = table[~table["run_id"].isin(references) & table["diverged"].notna()]
+    return pd.DataFrame(
+        {
+            "setting": table["label"],
+            "reference": table["reference"],
+            "items": table["items"],
+            "diverged": table["diverged"],
+            "share": table["div_percent"] / 100,
+            "low": table["div_low"] / 100,
+            "high": table["div_high"] / 100,
+        }
+    ).reset_index(drop=True)
+
+
+def curves(context: Context, value: str) -> pd.DataFrame:
+    """Survival or incidence of each setting's first repeat, with its start at position 0."""
+    table = context.view.survival
+    if table.empty:
+        return pd.DataFrame(columns=["setting", "position", value, "low", "high", "at_risk"])
+    first = _first_repeats(context)
+    table = table[table["run_id"].isin(first)]
+    bands = ["low", "high"] if value == "survival" else ["incidence_low", "incidence_high"]
+    parts = []
+    for label, part in table.groupby("label", sort=False):
+        start = 1.0 if value == "survival" else 0.0
+        # A step at position 0 is drawn at 0, so the start lies just before it.
+        parts.append(
+            pd.DataFrame(
+                {
+                    "setting": label,
+                    "position": [-1, *part["t"]],
+                    value: [start, *part[value]],
+                    "low": [start, *part[bands[0]]],
+                    "high": [start, *part[bands[1]]],
+                    "at_risk": [part["at_risk"].iloc[0], *part["at_risk"]],
+                    "events": [0, *part["events"]],
+                }
+            )
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
+def _first_repeats(context: Context) -> set[str]:
+    seen: dict[str, str] = {}
+    for run in context.study.complete:
+        seen.setdefault(repr(context.study.setting_key(run)), run.id)
+    return set(seen.values())
+
+
+def most_diverged(table: pd.DataFrame, count: int) -> list[str]:
+    """Names of the ``count`` settings with the most events, in the table's order."""
+    names = list(dict.fromkeys(table["setting"]))
+    if len(names) <= count:
+        return names
+    events = table.groupby("setting")["events"].sum()
+    chosen = set(sorted(names, key=lambda name: -events[name])[:count])
+    return [name for name in names if name in chosen]
+
+
+def last_position(context: Context) -> int:
+    """The last token position that was compared."""
+    return int(context.view.survival["t"].max())
+
+
+def bin_edges(last: int) -> list[int]:
+    """Bins of doubling width: 0, 1, 2 to 3, 4 to 7, ... up to the one that holds ``last``."""
+    edges = [0, 1]
+    while edges[-1] <= last:
+        edges.append(edges[-1] * 2)
+    return edges
+
+
+def histogram(context: Context) -> pd.DataFrame:
+    """Items by the bin of their Div_Index, for all settings or for each dtype."""
+    items = context.view.analysis.div_index_items
+    columns = ["group", "bin", "first", "items"]
+    if items.empty or "all settings" not in items:
+        return pd.DataFrame(columns=columns)
+    groups = [f"dtype {part.name}" for part in context.view.slices if part.name]
+    groups = [group for group in groups if group in items] or ["all settings"]
+    largest = items[groups].max().max()
+    edges = bin_edges(0 if pd.isna(largest) else int(largest))
+    rows: list[dict[str, Any]] = []
+    for group in groups:
+        position = items[group]
+        for start, stop in pairwise(edges):
+            label = str(start) if stop - start == 1 else f"{start}–{stop - 1}"
+            count = int(position.between(start, stop - 1).sum())
+            rows.append({"group": group, "bin": label, "first": start, "items": count})
+        never = int(position.isna().sum())
+        rows.append({"group": group, "bin": "never", "first": None, "items": never})
+    return pd.DataFrame(rows, columns=columns)
+
+
+@dataclass(frozen=True)
+class Raster:
+    """Cells of a prefix raster; see ``grids.raster_figure``. table: one row an item."""
+
+    share_PT: NDArray[np.float64]
+    edges: list[int]
+    forks: list[float]
+    items: list[str]
+    table: pd.DataFrame
+    reference: str
+    note: str
+
+
+def raster(context: Context, name: str) -> Raster | None:
+    """The raster of one slice, earliest fork first, or None when it has one run only."""
+    table = context.view.divergence
+    table = table[table["slice"] == name] if len(table) else table
+    if table.empty:
+        return None
+    grouped = table.groupby(table["item"].astype(str), sort=False)
+    items = pd.DataFrame(
+        {"position": grouped["position"].min(), "length": grouped["len_ref"].first()}
+    )
+    order = items.assign(key=items["position"].fillna(np.iinfo(np.int64).max))
+    items = order.sort_values(["key", "length"], kind="stable").drop(columns="key")
+    places = {item: row for row, item in enumerate(items.index)}
+    longest = max(1, int(items["length"].max()))
+    width = -(-longest // MOST_COLUMNS)
+    edges = [*range(0, longest, width), longest]
+    share = _shares(table, places, np.array(edges[:-1]))
+    lengths = items["length"].to_numpy()
+    share[np.array(edges[:-1])[None, :] >= lengths[:, None]] = np.nan
+    at = items["position"].astype("Float64").to_numpy(dtype=float, na_value=np.nan) / width
+    runs = table["run_id"].nunique()
+    note = f" {runs} other {'run' if runs == 1 else 'runs'}."
+    if width > 1:
+        note += f" A column holds {width} tokens."
+    reference = str(table["reference_label"].iloc[0])
+    forks = [float(value) for value in at]
+    return Raster(
+        share, edges, forks, list(items.index), items.reset_index(names="item"), reference, note
+    )
+
+
+def _shares(
+    table: pd.DataFrame, places: Mapping[str, int], starts: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    runs = np.zeros(len(places))
+    share = np.zeros((len(places), len(starts)))
+    rows = table["item"].astype(str).map(dict(places)).to_numpy(dtype=np.int64)
+    never = np.iinfo(np.int64).max
+    positions = table["position"].fillna(never).to_numpy(dtype=np.int64)
+    for row, position in zip(rows, positions, strict=True):
+        runs[row] += 1
+        share[row] += starts < position
+    return share / runs[:, None]
+
+
+def matrix(context: Context) -> tuple[list[str], NDArray[np.float64], pd.DataFrame]:
+    """Settings, share of identical items (C, C), and the same as rows."""
+    pairs, study = context.view.analysis.pairs, context.study
+    first: dict[str, int] = {}
+    names: list[str] = []
+    place: dict[str, int] = {}
+    for run in study.complete:
+        key = repr(study.setting_key(run))
+        if key not in first:
+            first[key] = len(names)
+            names.append(study.label(run))
+        place[run.id] = first[key]
+    share = np.full((len(names), len(names)), np.nan)
+    rows = []
+    for pair in pairs.to_dict("records"):
+        a, b = place[pair["run_a"]], place[pair["run_b"]]
+        value = pair["identical"] / pair["items"] if pair["items"] else np.nan
+        # Of several repeats the least equal one is shown.
+        share[a, b] = share[b, a] = np.nanmin([value, share[a, b]])
+    for a, name in enumerate(names):
+        for b in range(a, len(names)):
+            if not np.isnan(share[a, b]):
+                rows.append({"setting_a": name, "setting_b": names[b], "share": share[a, b]})
+    table = pd.DataFrame(rows, columns=["setting_a", "setting_b", "share"])
+    table.attrs["left"] = max(0, len(names) - MOST_CELLS)
+    return names[:MOST_CELLS], share[:MOST_CELLS, :MOST_CELLS], table
+
+
+def accuracies(context: Context) -> pd.DataFrame:
+    """Accuracy of every finished run with the flips against the reference of its slice."""
+    table = context.view.summary
+    table = table[table["status"] == "complete"]
+    flips = context.view.analysis.flips
+    known = {(row["run_a"], row["run_b"]): row for row in flips.to_dict("records")}
+    rows = []
+    for row in table.to_dict("records"):
+        reference = context.view.references.get(row["run_id"], "")
+        pair = known.get((reference, row["run_id"]), {})
+        rows.append(
+            {
+                "setting": row["label"],
+                "items": row["items"],
+                "accuracy": row["accuracy"],
+                "low": row["acc_low"],
+                "high": row["acc_high"],
+                "reference": row["reference"],
+                "is_reference": reference == row["run_id"],
+                "turned_wrong": pair.get("only_a"),
+                "turned_right": pair.get("only_b"),
+                "p": pair.get("p"),
+            }
+        )
+    columns = ["setting", "items", "accuracy", "low", "high", "reference", "is_reference"]
+    return pd.DataFrame(rows, columns=[*columns, "turned_wrong", "turned_right", "p"])
+
+
+def flip_words(row: Mapping[Any, Any]) -> str:
+    """Flips of one run in short: +2 −1, p 1.00."""
+    if row["is_reference"]:
+        return "reference"
+    if row["turned_wrong"] is None or pd.isna(row["turned_wrong"]):
+        return ""
+    right, wrong = int(row["turned_right"]), int(row["turned_wrong"])
+    return "no flips" if right == wrong == 0 else f"+{right} −{wrong}, p {row['p']:.2f}"
+
+
+def lengths(context: Context) -> pd.DataFrame:
+    """Shortest, mean and longest response of every item, shortest mean first."""
+    table = context.view.divergence
+    if table.empty:
+        return pd.DataFrame(columns=["item_id", "shortest", "mean", "longest"])
+    item = table["item"].astype(str)
+    runs = table["len_run"].groupby(item)
+    references = table["len_ref"].groupby([item, table["slice"]]).first().groupby(level=0)
+    count = runs.count() + references.count()
+    found = pd.DataFrame(
+        {
+            "shortest": np.minimum(runs.min(), references.min()),
+            "mean": (runs.sum() + references.sum()) / count,
+            "longest": np.maximum(runs.max(), references.max()),
+        }
+    )
+    return found.sort_values("mean", kind="stable").reset_index(names="item_id")
+
+
+def forks(context: Context) -> pd.DataFrame:
+    """Every fork with a known gap: setting, group, item_id, position, gap and noise in nats."""
+    table = context.view.divergence
+    names = ["setting", "group", "item_id", "position", "gap", "noise"]
+    if table.empty:
+        return pd.DataFrame(columns=names)
+    table = table[table["event"] & table["gap_logprob"].notna()]
+    group = table["slice"] if (table["slice"] != "").any() else table["label"]
+    found = pd.DataFrame(
+        {
+            "setting": table["label"],
+            "group": group,
+            "item_id": table["item"].astype(str),
+            "position": table["position"],
+            "gap": table["gap_logprob"].abs(),
+            # Nothing is common before a fork at position 0: then no noise was seen.
+            "noise": table["dlogprob_largest"].fillna(0.0),
+        }
+    )
+    return found.reset_index(drop=True)
+
+
+def costs(context: Context) -> pd.DataFrame:
+    """Speed and memory of every run, failed ones without numbers."""
+    table = context.view.summary
+    columns = [name for name in COSTS if name in table]
+    numbers = table[columns].apply(pd.to_numeric, errors="coerce")
+    found: pd.DataFrame = pd.concat([table["label"].rename("setting"), numbers], axis=1)
+    return found
+
+
+def item_order(context: Context) -> list[str]:
+    """All item ids, those that fork earliest within a slice first."""
+    table = context.view.divergence
+    if table.empty:
+        return list(dict.fromkeys(context.study.complete[0].item_ids))
+    never = np.iinfo(np.int64).max
+    position = table["position"].astype("Int64").fillna(never)
+    first = position.groupby(table["item"].astype(str), sort=False).min()
+    return [str(item) for item in first.sort_values(kind="stable").index]

@@ -1,0 +1,122 @@
+"""Settings as rows: a share or a score with its interval, and the cost panel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from nondet.report.style import COLUMN, FAINT, INK, MUTED, Look, canvas, shorten
+
+# More rows than these make a figure nobody reads; all of them are in its CSV.
+MOST_ROWS = 36
+ROW = 0.235
+
+
+def kept(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The rows that fit, and a note where some do not."""
+    if len(table) <= MOST_ROWS:
+        return table, ""
+    return table.head(MOST_ROWS), f"The first {MOST_ROWS} of {len(table)} settings are drawn."
+
+
+def draw_intervals(
+    ax: Axes,
+    table: pd.DataFrame,
+    looks: Mapping[str, Look],
+    value: str,
+    label: str,
+    *,
+    bars: bool = False,
+    notes: Sequence[str] = (),
+) -> Axes:
+    """One row a setting: a marker (or a bar) at ``value`` and a line from ``low`` to ``high``.
+
+    ``table`` has the columns setting, ``value``, low, high; missing values get the word "none".
+    ``notes`` are printed at the right end of the rows.
+    """
+    for row, entry in enumerate(table.to_dict("records")):
+        look, at = looks[entry["setting"]], entry[value]
+        if pd.isna(at):
+            ax.text(0, row, "  none", va="center", color=MUTED, fontsize=7.5)
+            continue
+        if bars:
+            ax.barh(row, at, 0.62, color="none" if look.hollow else look.colour, alpha=0.32, lw=0)
+            ax.barh(row, at, 0.62, fill=False, edgecolor=look.colour, hatch=look.hatch, lw=0.9)
+        if not (pd.isna(entry["low"]) or pd.isna(entry["high"])):
+            colour = INK if bars else look.colour
+            ax.plot([entry["low"], entry["high"]], [row, row], color=colour, lw=1.3)
+        if not bars:
+            ax.plot(at, row, look.marker, color=look.colour, mfc=look.face, mew=1.3, ms=5.5)
+    _rows(ax, table, notes)
+    ax.set_xlim(-0.02, 1.02)
+    ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+    ax.set_xlabel(label)
+    return ax
+
+
+def _rows(ax: Axes, table: pd.DataFrame, notes: Sequence[str]) -> None:
+    names = [shorten(str(name)) for name in table["setting"]]
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    ax.grid(axis="x", color=FAINT, lw=0.6)
+    for row, note in enumerate(notes):
+        ax.annotate(
+            note,
+            (1, row),
+            xycoords=("axes fraction", "data"),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7.5,
+            annotation_clip=False,
+        )
+
+
+def interval_figure(
+    table: pd.DataFrame,
+    looks: Mapping[str, Look],
+    value: str,
+    label: str,
+    *,
+    bars: bool = False,
+    notes: Sequence[str] = (),
+) -> Figure:
+    """A figure of ``draw_intervals``, as high as it has rows."""
+    figure, ax = canvas(COLUMN, 0.75 + ROW * max(len(table), 2))
+    draw_intervals(ax, table, looks, value, label, bars=bars, notes=notes)
+    return figure
+
+
+def cost_figure(
+    table: pd.DataFrame, looks: Mapping[str, Look], columns: Mapping[str, str]
+) -> Figure:
+    """Bars of several costs side by side; ``columns`` maps a column to its axis label."""
+    figure = Figure(figsize=(COLUMN, 0.75 + ROW * max(len(table), 2)), layout="constrained")
+    axes = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+    for ax, (column, label) in zip(axes, columns.items(), strict=True):
+        largest = table[column].max()
+        for row, entry in enumerate(table.to_dict("records")):
+            look, at = looks[entry["setting"]], entry[column]
+            if pd.isna(at):
+                ax.text(0, row, "  not measured", va="center", color=MUTED, fontsize=7.5)
+                continue
+            ax.barh(
+                row,
+                at,
+                0.62,
+                color="none" if look.hollow else look.colour,
+                alpha=0.32,
+                lw=0,
+            )
+            ax.barh(row, at, 0.62, fill=False, edgecolor=look.colour, hatch=look.hatch, lw=0.9)
+            ax.text(at, row, f" {at:,.0f}" if at >= 10 else f" {at:.2g}", va="center", fontsize=7)
+        ax.set_xlim(0, largest * 1.28 if largest > 0 else 1)
+        ax.locator_params(axis="x", nbins=4)
+        _rows(ax, table, ())
+        ax.set_xlabel(label)
+    return figure

@@ -1,0 +1,98 @@
+"""A figure with everything that belongs to it: caption, text alternative and its numbers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.figure import Figure
+
+from nondet.report.style import FAINT, INK, MUTED, PAPER
+
+# What an inline drawing uses in place of fixed colours, so that it follows the page's theme.
+THEME = {INK: "var(--ink)", MUTED: "var(--muted)", PAPER: "var(--paper)", FAINT: "var(--line)"}
+PNG_DPI = 160
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One figure of the report, or the words that stand where it cannot be drawn.
+
+    name: stem of its files. alt: what the figure shows, for those who cannot see it.
+    table: the numbers that were drawn. figure: None when there is nothing to draw; then
+    ``words`` say why.
+    """
+
+    name: str
+    title: str
+    alt: str
+    table: pd.DataFrame
+    figure: Figure | None = None
+    words: str = ""
+    note: str = ""
+    wide: bool = False
+    files: dict[str, str] = field(default_factory=dict)
+
+
+def save(panel: Panel, folder: Path) -> list[Path]:
+    """Write the panel's CSV and, where it was drawn, its PNG and SVG. Returns the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{panel.name}.csv"]
+    panel.table.to_csv(paths[0], index=False)
+    if panel.figure is None:
+        return paths
+    png = folder / f"{panel.name}.png"
+    panel.figure.savefig(png, dpi=PNG_DPI, facecolor="white", metadata={"Software": None})
+    svg = folder / f"{panel.name}.svg"
+    svg.write_text(draw_svg(panel.figure, panel.name))
+    return [*paths, png, svg]
+
+
+def draw_svg(figure: Figure, name: str) -> str:
+    """The figure as SVG text, the same bytes every time."""
+    out = StringIO()
+    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    return out.getvalue()
+
+
+def inline(panel: Panel) -> str:
+    """The panel as an SVG element for the page: theme colours, unique ids, a text alternative.
+
+    Raises ValueError when the panel was not drawn.
+    """
+    if panel.figure is None:
+        raise ValueError(f"{panel.name}: nothing was drawn")
+    svg = draw_svg(panel.figure, panel.name)
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
+    for colour, variable in THEME.items():
+        svg = re.sub(re.escape(colour), variable, svg, flags=re.I)
+    used = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", svg))
+    svg = re.sub(
+        r' id="([^"]+)"',
+        lambda match: f' id="{panel.name}-{match[1]}"' if match[1] in used else "",
+        svg,
+    )
+    svg = re.sub(r"(url\(#|href=\"#)", rf"\g<1>{panel.name}-", svg)
+    svg = re.sub(r"font: ([\d.]+px) [^;\"]+", r"font-size: \1", svg)
+    head = re.match(r"<svg[^>]*>", svg)
+    assert head is not None
+    box = re.search(r'viewBox="([^"]+)"', head[0])
+    assert box is not None
+    width = float(box[1].split()[2])
+    opening = (
+        f'<svg viewBox="{box[1]}" role="img" aria-labelledby="alt-{panel.name}" '
+        f'style="max-width:{width * 4 / 3:.0f}px" xmlns="http://www.w3.org/2000/svg" '
+        f'xmlns:xlink="http://www.w3.org/1999/xlink"><title id="alt-{panel.name}">'
+        f"{_escape(panel.alt)}</title>"
+    )
+    return opening + svg[head.end() :]
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,125 @@
+"""What stands on the page, in its order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from nondet.report import setup
+from nondet.report.context import Context
+from nondet.report.page import Section, panel_entry, table_entry
+from nondet.report.panel import Panel
+
+SUMMARY = "summary"
+# Runs whose whole environment stands on the page; the others are in their run.json.
+MOST_RUNS = 24
+
+
+def short_summary(summary: pd.DataFrame) -> pd.DataFrame:
+    """The columns of the summary that the page, the terminal and summary.md show."""
+    columns = ["label", "reference", "items", "diverged", "div_percent", "accuracy"]
+    columns += ["mean_length", "truncated", "tokens_per_s", "peak_memory_mb"]
+    table = summary[[*columns, "repeat_identical"]].rename(columns={"label": "setting"})
+    if (summary["status"] != "complete").any():
+        table = table.assign(status=summary["status"], reason=summary["reason"])
+    for name in ("items", "diverged", "truncated"):
+        table[name] = table[name].astype("Int64")
+    return table
+
+
+def build_sections(
+    context: Context,
+    panels: Mapping[str, Sequence[Panel]],
+    named: Mapping[str, pd.DataFrame],
+    viewer: Mapping[str, Any] | None,
+) -> list[Section]:
+    """All sections. panels: by section id. named: tables by the stem of their files."""
+
+    def table(title: str, name: str, note: str = "") -> list[dict[str, Any]]:
+        found = named.get(name)
+        return [table_entry(title, found, note, name)] if found is not None and len(found) else []
+
+    def drawn(name: str) -> list[dict[str, Any]]:
+        return [panel_entry(panel, context.facts) for panel in panels.get(name, ())]
+
+    short = table_entry("All runs", short_summary(context.view.summary), file=SUMMARY)
+    sections = [
+        Section("settings", "Settings", tables=[short], panels=drawn("settings")),
+        Section(
+            "factors",
+            "Factors",
+            "Share of items that stay identical when one factor alone changes, all others held "
+            "equal.",
+            table("One factor at a time", "attribution"),
+        ),
+        Section("tokens", "Where answers part", panels=drawn("tokens")),
+        Section("pairs", "Which settings agree", panels=drawn("pairs")),
+        Section(
+            "scores",
+            "Scores and lengths",
+            "Std@Acc and Avg_Std@Output_Length are sample standard deviations over settings; the "
+            "binomial standard error is what independent redraws of every item would give.",
+            [
+                *table("Std@Acc", "std_at_acc"),
+                *table("Avg_Std@Output_Length (tokens)", "avg_std_output_length"),
+                *table("Agreement of answers", "answers"),
+            ],
+            drawn("scores"),
+        ),
+        _fork_section(table, drawn, viewer),
+        Section("cost", "Cost", panels=drawn("cost")),
+    ]
+    published = table("Ours beside published", "beside_published")
+    if published:
+        lead = "Published values of the same task and model; settings and machines differ."
+        sections.append(Section("published", "Published", lead, published))
+    return [*sections, _environment(context), _files()]
+
+
+def _fork_section(table: Any, drawn: Any, viewer: Mapping[str, Any] | None) -> Section:
+    return Section(
+        "fork",
+        "At the fork",
+        "Two responses to one item, side by side, with the first differing token marked and the "
+        "candidates of both sides.",
+        [
+            *table("First divergence (Div_Index)", "div_index"),
+            *table("Avg_Std@top1_prob", "avg_std_top1_prob"),
+        ],
+        drawn("fork"),
+        viewer=dict(viewer) if viewer else None,
+    )
+
+
+def _environment(context: Context) -> Section:
+    tables = [table_entry("Runs", setup.run_table(context))]
+    differing = setup.differing(context)
+    if len(differing):
+        tables.append(table_entry("Differs between runs", differing))
+    details = []
+    runs = context.study.runs[:MOST_RUNS]
+    for run in runs:
+        settings = setup.setting_table(run.record)
+        title = f"{context.labels[run.id]}: requested, resolved, observed, environment"
+        environment = run.record.get("environment") or {}
+        details.append(
+            {
+                "title": title,
+                "table": table_entry("Factors", settings) if len(settings) else None,
+                "text": json.dumps(environment, indent=1, sort_keys=True) if environment else "",
+            }
+        )
+    left = len(context.study.runs) - len(runs)
+    lead = f"{left} more runs: see their run.json." if left else ""
+    return Section("environment", "Environment", lead, tables, details=details)
+
+
+def _files() -> Section:
+    lead = (
+        "Every table is in tables/ as CSV, Markdown and LaTeX, every figure in figures/ with the "
+        "CSV it was drawn from. study.json holds verdict, controls, seed, versions and run ids."
+    )
+    return Section("files", "Files", lead)

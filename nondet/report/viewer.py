@@ -1,0 +1,170 @@
+"""The data of the page's fork viewer: responses of some items, cut to a readable window.
+
+Only what the page shows is embedded; a cap keeps a study of thousands of items a small page.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nondet.runs import Run
+from nondet.study import Study
+
+MOST_ITEMS, MOST_RUNS = 60, 12
+BEFORE, AFTER = 60, 60
+TEXT_LIMIT = 4000
+
+Decode = Callable[[Sequence[int]], list[str]]
+
+
+@dataclass(frozen=True)
+class Response:
+    """One stored response: T tokens, K candidates."""
+
+    tokens: list[int]
+    text: str
+    finish: str
+    outcome: str
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+def decoder(study: Study) -> Decode | None:
+    """Token ids to texts with the model's own tokenizer, or None where it is not at hand.
+
+    Only a local ``tokenizer.json`` is read; the network is never asked.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return None
+    for run in study.complete:
+        for key in ("resolved", "observed", "requested"):
+            model = (run.record.get(key) or {}).get("model") or {}
+            path = model.get("path") if isinstance(model, dict) else None
+            path = path or (run.record.get(key) or {}).get("model_path")
+            file = Path(os.fspath(path)) / "tokenizer.json" if path else None
+            if file is not None and file.exists():
+                tokenizer = Tokenizer.from_file(str(file))
+                return lambda ids, t=tokenizer: [  # type: ignore[misc]
+                    t.decode([int(i)], skip_special_tokens=False) for i in ids
+                ]
+    return None
+
+
+def responses(run: Run, wanted: Sequence[str], top_k: int) -> dict[str, Response]:
+    """First sample of the wanted items of a run, by item id."""
+    names = ["item_id", "sample", "tokens", "text", "finish_reason", "outcome"]
+    table = run.table([*names, "top_ids", "top_logprobs"])
+    found: dict[str, Response] = {}
+    ids = table["item_id"].to_pylist()
+    rows = {item: row for row, item in reversed(list(enumerate(ids)))}
+    for item in wanted:
+        if item not in rows:
+            continue
+        row = {name: table[name][rows[item]].as_py() for name in table.column_names}
+        found[item] = Response(
+            row["tokens"],
+            row["text"] or "",
+            row["finish_reason"] or "",
+            row["outcome"] or "",
+            row["top_ids"] or [],
+            row["top_logprobs"] or [],
+        )
+    return found
+
+
+def viewer_data(
+    study: Study, order: Sequence[str], labels: Sequence[str], decode: Decode | None
+) -> dict[str, Any]:
+    """What the page embeds.
+
+    order: item ids, the ones worth seeing first. labels: names of the complete runs, in order.
+    The result has runs (labels), items (id and one entry a run) and a note on what was left out.
+    """
+    runs = study.complete[:MOST_RUNS]
+    wanted = list(order)[:MOST_ITEMS]
+    stored = [responses(run, wanted, run.top_k) for run in runs]
+    items = []
+    for item in wanted:
+        present = [part.get(item) for part in stored]
+        items.append({"id": item, "responses": _entries(present, runs, decode)})
+    left = []
+    if len(order) > len(wanted):
+        left.append(f"{len(wanted)} of {len(order):,} items, earliest fork first")
+    if len(study.complete) > len(runs):
+        left.append(f"the first {len(runs)} of {len(study.complete)} runs")
+    note = f"To keep this page small it holds {' and '.join(left)}." if left else ""
+    return {"runs": list(labels[: len(runs)]), "items": items, "note": note}
+
+
+def _entries(
+    present: Sequence[Response | None], runs: Sequence[Run], decode: Decode | None
+) -> list[dict[str, Any] | None]:
+    entries: list[dict[str, Any] | None] = []
+    for part, run in zip(present, runs, strict=True):
+        if part is None:
+            entries.append(None)
+            continue
+        forks = [
+            None if other is None else first_difference(part.tokens, other.tokens)
+            for other in present
+        ]
+        known = sorted({fork for fork in forks if fork is not None})
+        entries.append({"forks": forks, **_entry(part, known, run.top_k, decode)})
+    return entries
+
+
+def _entry(
+    part: Response, forks: Sequence[int], top_k: int, decode: Decode | None
+) -> dict[str, Any]:
+    first = forks[0] if forks else 0
+    start = max(0, first - BEFORE) if forks else 0
+    stop = min(len(part.tokens), max([*forks, 0]) + AFTER)
+    stop = min(stop, start + 4 * (BEFORE + AFTER))
+    window = part.tokens[start:stop]
+    entry: dict[str, Any] = {
+        "n": len(part.tokens),
+        "finish": part.finish,
+        "outcome": part.outcome,
+        "from": start,
+        "ids": [int(token) for token in window],
+        "tops": {
+            str(fork): _candidates(part, fork, top_k, decode)
+            for fork in forks
+            if fork < len(part.tokens)
+        },
+    }
+    if decode is None:
+        entry["text"] = part.text[:TEXT_LIMIT]
+    else:
+        entry["pieces"] = decode(window)
+    return entry
+
+
+def _candidates(
+    part: Response, position: int, top_k: int, decode: Decode | None
+) -> list[list[Any]]:
+    span = slice(position * top_k, (position + 1) * top_k)
+    ids, logprobs = part.top_ids[span], part.top_logprobs[span]
+    rows: list[list[Any]] = []
+    for token, logprob in zip(ids, logprobs, strict=False):
+        if token < 0 or logprob is None or np.isnan(logprob):
+            continue
+        text = decode([token])[0] if decode else ""
+        rows.append([int(token), text, round(float(logprob), 5)])
+    return rows
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """First position, from 0, where two sequences are not the same, or None. Only for marking."""
+    for position, (left, right) in enumerate(zip(a, b, strict=False)):
+        if left != right:
+            return position
+    return None if len(a) == len(b) else min(len(a), len(b))
