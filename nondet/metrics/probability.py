@@ -25,12 +25,7 @@ class Difference(NamedTuple):
 
 def absolute_differences(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
     """|a - b| in FP64; 0 for equal values, NaN where either is NaN."""
-    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    with np.errstate(invalid="ignore"):
-        gap = np.abs(a - b)
-    if np.isnan(gap).any():
-        gap[a == b] = 0.0
-    return np.asarray(gap)
+    return np.abs(signed_differences(a, b))
 
 
 def sum_of_differences(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[float, ...]:
@@ -74,15 +69,22 @@ def spread(values_CT: NDArray[np.float64], ddof: int) -> NDArray[np.float64]:
     return np.asarray(np.sqrt(squares / (settings - ddof)))
 
 
+def signed_differences(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
+    """b - a in FP64; 0 for equal values, NaN where either is NaN."""
+    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        gap = np.asarray(b - a)
+    if np.isnan(gap).any():
+        gap[a == b] = 0.0
+    return gap
+
+
 def sequence_log_ratio(a: NDArray[Any], b: NDArray[Any]) -> float:
     """log p_b / p_a of the common tokens of one response: sum of b - a, known positions only.
 
     Source: sequence-level log-probability ratio, arXiv 2510.26788. Two equal values add 0.
     """
-    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    with np.errstate(invalid="ignore"):
-        gap = b - a
-    gap[a == b] = 0.0
+    gap = signed_differences(a, b)
     return float(gap[~np.isnan(gap)].sum())
 
 

@@ -1,0 +1,205 @@
+"""The gate: from differences between two runs or studies to one word and an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from xml.etree import ElementTree
+
+from nondet.metrics.intervals import largest_unseen, needed, wilson
+from nondet.metrics.sides import Difference
+
+IDENTICAL, DIFFERENT, USAGE, INCONCLUSIVE = 0, 1, 2, 3
+WORDS = {IDENTICAL: "IDENTICAL", DIFFERENT: "DIFFERENT", INCONCLUSIVE: "INCONCLUSIVE"}
+LEVELS = ("answers", "tokens", "logprobs")
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Two runs with the same factors, and what differs between them."""
+
+    label: str
+    run_a: str
+    run_b: str
+    difference: Difference
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The outcome of a comparison; ``exit_code`` as in ``WORDS``."""
+
+    exit_code: int
+    reasons: list[str]
+    level: str
+    rate: float
+    items: int
+    matched: list[Matched] = field(default_factory=list)
+    unmatched_a: list[str] = field(default_factory=list)
+    unmatched_b: list[str] = field(default_factory=list)
+
+    @property
+    def word(self) -> str:
+        return WORDS[self.exit_code]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; NaN becomes null."""
+        return {
+            "verdict": self.word,
+            "exit_code": self.exit_code,
+            "reasons": self.reasons,
+            "level": self.level,
+            "rate": self.rate,
+            "items": self.items,
+            "items_needed": needed(self.rate),
+            "largest_unseen_share": largest_unseen(self.items),
+            "pairs": [
+                {
+                    "label": pair.label,
+                    "run_a": pair.run_a,
+                    "run_b": pair.run_b,
+                    **_plain(pair.difference.to_dict()),
+                }
+                for pair in self.matched
+            ],
+            "unmatched_a": self.unmatched_a,
+            "unmatched_b": self.unmatched_b,
+        }
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            plain[name] = _plain(value)
+        elif isinstance(value, float) and (value != value or abs(value) == float("inf")):
+            plain[name] = None if value != value else str(value)
+        else:
+            plain[name] = value
+    return plain
+
+
+def differing(found: Difference, level: str) -> int:
+    """Rows (at level "logprobs" positions, when tokens agree) that differ at a level."""
+    if level == "answers":
+        return max(found.answers_differ, found.verdicts_differ)
+    # Equal tokens with another answer or finish reason are a difference as well.
+    rows = max(found.diverged, found.answers_differ, found.verdicts_differ, found.finish_differ)
+    if level == "tokens" or rows:
+        return rows
+    return found.logprobs_differ
+
+
+def decide(
+    matched: Sequence[Matched],
+    repeats: Sequence[tuple[int, int, str]],
+    items: int,
+    missing: Sequence[str],
+    *,
+    level: str = "tokens",
+    rate: float = 0.1,
+    allow: float = 0.0,
+) -> tuple[int, list[str]]:
+    """Exit code and reasons, the repeats first.
+
+    Args:
+        matched: compared pairs of runs.
+        repeats: (diverged, items, label) of pairs of repeats within either side.
+        items: distinct items compared.
+        missing: sentences on runs that failed or have no partner.
+        level: what must be equal: answers, tokens (and answers), or logprobs (and tokens).
+        rate: the smallest share of differing items that the gate must be able to see.
+        allow: share of differing items that is still let through, 0 to 1.
+    """
+    moved = max(repeats, key=lambda pair: pair[0] / max(pair[1], 1), default=(0, 0, ""))
+    reasons = []
+    if moved[0]:
+        reasons.append(
+            f"Repeats within one side already differ: {moved[2]}, {moved[0]} of {moved[1]} items."
+        )
+    worst = max(matched, key=lambda pair: differing(pair.difference, level), default=None)
+    count = differing(worst.difference, level) if worst else 0
+    if worst is not None and count > allow * worst.difference.items:
+        reasons.append(_sentence(worst, level, count))
+        beyond = wilson(min(count, worst.difference.items), worst.difference.items).low
+        if moved[0] and beyond <= wilson(moved[0], moved[1]).high:
+            reasons.append("That is no more than repeats differ: not a finding about A and B.")
+            return INCONCLUSIVE, reasons + list(missing)
+        return DIFFERENT, reasons + list(missing)
+    if moved[0]:
+        return (INCONCLUSIVE if matched else DIFFERENT), reasons + list(missing)
+    return _not_different(matched, items, missing, level, rate, count)
+
+
+def _not_different(
+    matched: Sequence[Matched],
+    items: int,
+    missing: Sequence[str],
+    level: str,
+    rate: float,
+    count: int,
+) -> tuple[int, list[str]]:
+    bound = largest_unseen(items)
+    seen = f"{count} of {items} items differ in {level}"
+    power = f"{seen}; a share above {bound:.1%} would have shown (95 % confidence)."
+    if count:
+        power = f"{seen}, which is allowed."
+    want = f"To see a share of {rate:.1%}, {needed(rate)} items are needed."
+    reasons = list(missing)
+    unknown = sum(
+        pair.difference.items - pair.difference.identical - pair.difference.diverged
+        for pair in matched
+    )
+    if level != "answers" and unknown:
+        reasons.append(f"{unknown} responses are cut before the other ends: not decided.")
+    if level == "logprobs" and any(not pair.difference.logprobs_compared for pair in matched):
+        reasons.append("A pair of runs has no log-probabilities to compare.")
+    errors = sum(pair.difference.errors for pair in matched)
+    if errors:
+        reasons.append(f"{errors} responses ended in an error.")
+    if items < needed(rate):
+        reasons.append(want)
+    code = INCONCLUSIVE if reasons else IDENTICAL
+    notes = [power] if reasons else [power, want]
+    moved = max((pair.difference.logprobs["max_abs_dlogprob"] for pair in matched), default=0.0)
+    if level == "tokens" and moved > 0:
+        notes.append(f"Log-probabilities differ by up to {moved:.2g} under equal tokens.")
+    return code, reasons + notes
+
+
+def _sentence(pair: Matched, level: str, count: int) -> str:
+    found = pair.difference
+    if level == "logprobs" and not differing(found, "tokens"):
+        most = found.logprobs["max_abs_dlogprob"]
+        return f"{pair.label}: {count} log-probabilities differ, by up to {most:.3g}."
+    where = ""
+    if found.diverged:
+        where = f", first at token {found.median_first:g} (median)"
+        where += f", {found.low:.1%} to {found.high:.1%} of items"
+    return f"{pair.label}: {count} of {found.items} items differ in {level}{where}."
+
+
+def junit(gate: Gate) -> str:
+    """The outcome as JUnit XML: one test case a pair of runs, and one for the whole."""
+    failed = [p for p in gate.matched if differing(p.difference, gate.level)]
+    suite = ElementTree.Element(
+        "testsuite",
+        name="nondet",
+        tests=str(len(gate.matched) + 1),
+        failures=str(len(failed) + int(gate.exit_code == DIFFERENT)),
+        errors="0",
+        skipped=str(int(gate.exit_code == INCONCLUSIVE)),
+    )
+    for pair in gate.matched:
+        case = ElementTree.SubElement(suite, "testcase", classname="nondet.pair", name=pair.label)
+        count = differing(pair.difference, gate.level)
+        if count:
+            message = _sentence(pair, gate.level, count)
+            ElementTree.SubElement(case, "failure", message=message, type=gate.level)
+    whole = ElementTree.SubElement(suite, "testcase", classname="nondet", name="verdict")
+    if gate.exit_code == DIFFERENT:
+        ElementTree.SubElement(whole, "failure", message=" ".join(gate.reasons), type=gate.level)
+    if gate.exit_code == INCONCLUSIVE:
+        ElementTree.SubElement(whole, "skipped", message=" ".join(gate.reasons))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
