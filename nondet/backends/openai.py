@@ -1,0 +1,239 @@
+"""backend=openai: any OpenAI-compatible endpoint, chat or completions, over HTTP.
+
+``batch_size`` is how many requests are open at a time. What the endpoint offers (token ids,
+log-probabilities) is found out once by a probe; a reply that lacks it later is an error of that
+item. With ``serve`` the backend starts vLLM's or SGLang's own server for the run.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nondet.backends.base import Request, Response
+from nondet.backends.candidates import RAW_LOGPROBS
+from nondet.backends.engine import SHARED, EngineBackend
+from nondet.backends.load import BackgroundLoad, Filler
+from nondet.backends.openai_client import Endpoint, EndpointError, request_body
+from nondet.backends.openai_reply import (
+    KINDS,
+    BadReply,
+    Expected,
+    entries_of,
+    error_response,
+    read_reply,
+    the_choice,
+)
+from nondet.backends.options import Option, read_options, refuse
+from nondet.backends.vllm import TABLE as VLLM_TABLE
+from nondet.serve import ENGINES, engine_setting, serve
+from nondet.settings import Setting, SettingError
+
+SERVED = {key: option for key, option in VLLM_TABLE.items() if key not in SHARED}
+TABLE: dict[str, Option] = {
+    **SHARED,
+    **SERVED,
+    "url": Option(str, "http://127.0.0.1:8000/v1", help="base URL of the endpoint"),
+    "api": Option(str, "completions", choices=("completions", "chat")),
+    "served_model": Option(str, help="the model's name at the endpoint"),
+    "api_key_env": Option(str, "OPENAI_API_KEY", help="variable that holds the key, if any"),
+    "token_ids": Option(str, choices=KINDS, help="what a token is; null: the best there is"),
+    "raw_logprobs": Option(bool, False, help="the endpoint is known to give raw ones"),
+    "request_timeout_s": Option(float, 600.0, 0.01, help="longest single request"),
+    "retries": Option(int, 4, 0, help="more tries after a fault that gave no answer"),
+    "backoff_s": Option(float, 0.5, 0, help="wait before the first of them, then doubled"),
+    "load_rate": Option(float, 0.0, 0, help="background requests a second"),
+    "load_tokens": Option(int, 64, 1, help="most tokens of a background request"),
+    "load_seed": Option(int, 1, 0, help="seed of the background stream"),
+    "serve": Option(str, choices=ENGINES, help="start this engine's server for the run"),
+    "serve_python": Option(str, help="its interpreter"),
+}
+PATHS = {"completions": "/completions", "chat": "/chat/completions"}
+# Asked in this order at the start, until the endpoint accepts one.
+PROBES = ((True, True), (False, True), (False, False))
+
+
+class OpenAIBackend(EngineBackend):
+    """Sends each request by itself; a wave is answered when its slowest is."""
+
+    name: ClassVar[str] = "openai"
+    table: ClassVar[Mapping[str, Option]] = TABLE
+
+    @classmethod
+    def check(cls, setting: Setting) -> None:
+        """Raise SettingError for what cannot be asked of an endpoint."""
+        super().check(setting)
+        options = read_options(setting, cls.table)
+        refuse(setting, attention=("sdpa", "the endpoint decides"))
+        chat = options["api"] == "chat"
+        if options["fillers"] and (chat or setting.model.name == "endpoint"):
+            valid = "0: fillers are token ids, for api=completions and a model on disk"
+            raise SettingError("backend.fillers", options["fillers"], valid)
+        if chat and setting.top_k > 20:
+            raise SettingError("top_k", setting.top_k, "at most 20 with backend.api=chat")
+        if options["serve"] is None:
+            given = [key for key in SERVED if setting.backend.options.get(key) is not None]
+            if given:
+                valid = "null unless backend.serve names an engine"
+                raise SettingError(f"backend.{given[0]}", options[given[0]], valid)
+            reason = "only backend.serve sets what an engine does"
+            refuse(setting, kernels=("default", reason), gpus=(1, reason))
+        else:
+            check_served(setting, options)
+
+    @classmethod
+    def packages(cls) -> tuple[str, ...]:
+        return ("httpx",)
+
+    def _start(self) -> None:
+        options, setting = self.options, self.setting
+        self.stack = ExitStack()
+        url = options["url"]
+        self.server = None
+        if options["serve"]:
+            room = self.together + (32 if options["load_rate"] else 0)
+            asked = replace(engine_setting(setting, options), batch_size=room)
+            limit = options["start_timeout_s"]
+            self.server = self.stack.enter_context(
+                serve(asked, self.model_path, start_timeout_s=limit)
+            )
+            url = self.server.url
+        key = os.environ.get(options["api_key_env"])
+        times = (options["request_timeout_s"], options["retries"], options["backoff_s"])
+        self.endpoint = Endpoint(url, key, *times)
+        self.stack.callback(self.endpoint.close)
+        self.model = options["served_model"] or self.model_path
+        self.seen: Counter[str] = Counter()
+        self.fingerprints: Counter[str] = Counter()
+        self.seen_lock = threading.Lock()
+        self._probe()
+        self.pool = ThreadPoolExecutor(self.together, thread_name_prefix="request")
+        self.stack.callback(self.pool.shutdown, wait=False, cancel_futures=True)
+        self.load: BackgroundLoad | None = None
+        if options["load_rate"]:
+            args = (options["load_rate"], options["load_tokens"], options["load_seed"])
+            self.load = BackgroundLoad(self._send_filler, *args)
+            self.load.start()
+
+    def _probe(self) -> None:
+        """Ask once, for one token, to learn what the endpoint accepts and gives."""
+        chat = self.options["api"] == "chat"
+        short = replace(self.setting, max_new_tokens=1)
+        probe = Request("probe", (), "Hello")
+        for extras, logprobs in PROBES:
+            form = {"chat": chat, "logprobs": logprobs, "extras": extras}
+            body = request_body(short, probe, self.model, **form)
+            try:
+                reply, _ = self.endpoint.post(self._path, body)
+            except EndpointError as error:
+                if error.kind in ("HTTP 400", "HTTP 422") and logprobs:
+                    continue
+                raise
+            break
+        self.form = form
+        choice = the_choice(reply)
+        has_logprobs = bool(entries_of(choice, chat))
+        offered = "text"
+        if has_logprobs:
+            offered = "bytes"
+        if isinstance(choice.get("token_ids"), list):
+            offered = "ids"
+        kind = self.options["token_ids"] or offered
+        if KINDS.index(kind) < KINDS.index(offered):
+            raise EndpointError("token_ids", f"{kind} asked for, the endpoint offers {offered}")
+        limits = (self.setting.top_k, self.setting.max_new_tokens)
+        self.expected = Expected(kind, has_logprobs, chat, *limits)
+
+    @property
+    def _path(self) -> str:
+        return PATHS[self.options["api"]]
+
+    def _answer(self, batch: Sequence[Request]) -> list[Response]:
+        return list(self.pool.map(self._one, batch))
+
+    def _one(self, request: Request) -> Response:
+        body = request_body(self.setting, request, self.model, **self.form)
+        faults: list[str] = []
+        try:
+            reply, faults = self.endpoint.post(self._path, body)
+            self._register(reply)
+            response = read_reply(request, reply, self.expected)
+        except BadReply as error:
+            self.endpoint.faults.add(error.kind)
+            response = error_response(request.item_id, self.setting.top_k, str(error))
+        except EndpointError as error:
+            return error_response(request.item_id, self.setting.top_k, str(error))
+        if faults:
+            response.note = f"{response.note} after {', '.join(faults)}".strip()
+        return response
+
+    def _register(self, reply: Mapping[str, Any]) -> None:
+        """Count the reply's id and system_fingerprint. Raises BadReply for an id seen before."""
+        with self.seen_lock:
+            identity = reply.get("id")
+            if identity is not None:
+                self.seen[str(identity)] += 1
+                if self.seen[str(identity)] > 1:
+                    raise BadReply("duplicated reply", f"id {str(identity)[:40]} came twice")
+            fingerprint = str(reply.get("system_fingerprint"))
+            if self.fingerprints and fingerprint not in self.fingerprints:
+                self.endpoint.faults.add("system_fingerprint changed")
+            self.fingerprints[fingerprint] += 1
+
+    def _send_filler(self, filler: Filler) -> None:
+        short = replace(self.setting, max_new_tokens=filler.tokens)
+        request = Request("load", (), filler.prompt)
+        form = {**self.form, "logprobs": False}
+        reply = self.endpoint.client.post(
+            self.endpoint.url + self._path, json=request_body(short, request, self.model, **form)
+        )
+        reply.raise_for_status()
+
+    def observed(self) -> dict[str, Any]:
+        """What the endpoint turned out to give, and every fault so far."""
+        raw = self.options["raw_logprobs"] or self.server is not None
+        listed = self.endpoint.get("/models") or {}
+        version = self.endpoint.get("/../version") if self.server else None
+        return {
+            "engine": f"endpoint {self.options['serve'] or ''}".strip(),
+            "engine_version": version,
+            "models": [entry.get("id") for entry in listed.get("data", [])][:20],
+            "logprobs_mode": RAW_LOGPROBS if raw else "endpoint's own",
+            "logprobs": self.expected.logprobs,
+            "token_ids": self.expected.kind,
+            "end_token": "kept" if self.expected.kind == "ids" else "not given",
+            "api": self.options["api"],
+            "extras": self.form["extras"],
+            "system_fingerprints": dict(self.fingerprints),
+            "faults": self.endpoint.faults.to_dict(),
+            "load": self.load.counts() if self.load else None,
+            "server_command": self.server.shown if self.server else None,
+            **self._factors(),
+        }
+
+    def _stop(self) -> None:
+        if getattr(self, "load", None) is not None:
+            assert self.load is not None
+            self.load.stop()
+        if hasattr(self, "stack"):
+            self.stack.close()
+
+
+def check_served(setting: Setting, options: Mapping[str, Any]) -> None:
+    """Check what a served engine is asked for. Raises SettingError."""
+    from nondet.backends.base import backend_class
+
+    if setting.model.name == "endpoint":
+        raise SettingError("model", "endpoint", "a model on disk with backend.serve")
+    python = options["serve_python"]
+    if python is not None and not Path(python).expanduser().is_file():
+        valid = f"an interpreter; `make venv-{options['serve']}` makes it"
+        raise SettingError("backend.serve_python", python, valid)
+    backend_class(options["serve"]).check(engine_setting(setting, options))
