@@ -81,7 +81,7 @@ def _curve(context: Context, value: str, title: str, label: str, about: str) -> 
     )
     ends = rows.groupby("setting", sort=False)[value].last()
     alt = f"{title}. At the last position: " + "; ".join(
-        f"{name}: {share:.0%}" for name, share in zip(ends.index.astype(str), ends, strict=True)
+        f"{name}: {share:.0%}" for name, share in zip(map(str, ends.index), ends, strict=True)
     )
     return Panel(value, title, alt + ".", table, figure, note=note)
 
