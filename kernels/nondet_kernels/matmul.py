@@ -1,0 +1,259 @@
+"""Matrix products whose rows depend on nothing but themselves: matmul, bmm and linear.
+
+    out[m, n] = beta * bias[m, n] + alpha * sum_k a[m, k] b[k, n]
+
+The sum over k has one order for given (N, K), see ``matmul_kernels``. Accumulation, bias, alpha and
+beta are FP32; there is one rounding, to the output type. FP32 inputs are multiplied in IEEE FP32
+unless ``allow_tf32``; FP64 runs in FP64 throughout.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .matmul_kernels import stream_kernel, tile_kernel
+from .matmul_plan import Plan, generic, plan, slices
+from .support import cdiv, hopper, on_device, processors, require, tl
+
+POOL_INTS = 1 << 18
+_counters: dict[tuple[torch.device, int], torch.Tensor] = {}
+_captured: dict[torch.device, tuple[torch.Tensor, int]] = {}
+_kept: list[torch.Tensor] = []
+
+
+def matmul_reference(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
+                     alpha: float = 1.0, beta: float = 1.0) -> torch.Tensor:  # fmt: skip
+    """The same function in plain PyTorch, computed in float64 and rounded once."""
+    out = alpha * (a.double() @ b.double())
+    if bias is not None and beta != 0:
+        out = out + beta * bias.double()
+    return out.to(a.dtype)
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, alpha: float = 1.0,
+           beta: float = 1.0, out: torch.Tensor | None = None, allow_tf32: bool = False,
+           ) -> torch.Tensor:  # fmt: skip
+    """``beta * bias + alpha * (a @ b)``, batch-invariant (aten mm, addmm and their out forms).
+
+    Args:
+        a: (M, K), any strides.
+        b: (K, N), any strides, same dtype.
+        bias: anything that broadcasts to (M, N); ignored, NaN included, when ``beta`` is 0.
+        alpha, beta: factors.
+        out: (M, N) tensor to write to, any strides; float32 is allowed for 16-bit inputs.
+        allow_tf32: let FP32 inputs use the tensor cores' TF32 mode.
+
+    Raises:
+        ValueError: shapes that do not fit. TypeError: dtypes that differ or are not floats.
+    """
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
+        raise ValueError(f"matmul: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
+    result = bmm(a[None], b[None], bias if bias is None else bias.expand(a.shape[0], b.shape[1]),
+                 alpha, beta, None if out is None else out[None], allow_tf32,
+                 count=slices(b.shape[1], a.shape[1]))  # fmt: skip
+    return result[0] if out is None else out
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
+           allow_tf32: bool = False) -> torch.Tensor:  # fmt: skip
+    """``x @ weight.T + bias`` with x (..., K), weight (N, K), bias (N,); differentiable."""
+    if torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (x, weight, bias)
+    ):
+        result: torch.Tensor = _Linear.apply(x, weight, bias, allow_tf32)  # type: ignore[no-untyped-call]
+        return result
+    return _linear(x, weight, bias, allow_tf32)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+            allow_tf32: bool) -> torch.Tensor:  # fmt: skip
+    flat = x.reshape(-1, x.shape[-1])
+    out = matmul(flat, weight.t(), bias, allow_tf32=allow_tf32)
+    return out.view(*x.shape[:-1], weight.shape[0])
+
+
+class _Linear(torch.autograd.Function):
+    """Rows of the gradient of x are invariant; that of the weight sums over all rows in order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+                allow_tf32: bool) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(x, weight)
+        ctx.allow_tf32, ctx.has_bias = allow_tf32, bias is not None
+        return _linear(x, weight, bias, allow_tf32)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        from .reduce import sum as ordered_sum
+
+        x, weight = ctx.saved_tensors
+        g = grads[0].reshape(-1, weight.shape[0])
+        gx = matmul(g, weight, allow_tf32=ctx.allow_tf32).view(x.shape)
+        gw = matmul(g.t(), x.reshape(-1, x.shape[-1]), allow_tf32=ctx.allow_tf32)
+        return gx, gw, ordered_sum(g, 0) if ctx.has_bias else None, None
+
+
+def bmm(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, alpha: float = 1.0,
+        beta: float = 1.0, out: torch.Tensor | None = None, allow_tf32: bool = False,
+        count: tuple[int, int] | None = None, how: Plan | None = None) -> torch.Tensor:  # fmt: skip
+    """``beta * bias + alpha * (a @ b)`` for a (B, M, K), b (B, K, N): aten bmm and baddbmm.
+
+    K is one slice here, so appending zeros to K leaves the bits alone.
+
+    Args:
+        count: number and length of the K slices; one slice if not given.
+        how: the plan to run; chosen from the sizes if not given. It never changes a bit.
+    """
+    if a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+        raise ValueError(f"bmm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
+    batch, m, k = a.shape
+    n = b.shape[2]
+    c = None if bias is None or beta == 0 else bias.expand(batch, m, n)
+    device = require(a, b, c, out)
+    if a.dtype != b.dtype or (c is not None and c.dtype != a.dtype):
+        raise TypeError(f"matmul: dtypes differ: {a.dtype}, {b.dtype}{c and ', bias'}")
+    o = _output(out, a, b, (batch, m, n))
+    if o.numel() and k == 0:
+        o.zero_() if c is None else torch.mul(c, beta, out=o)
+    elif o.numel():
+        with on_device(device):
+            if a.dtype == torch.float64 and (alpha != 1 or c is not None):
+                # The kernel's scalars are FP32; pointwise operations are invariant by nature.
+                _launch(a, b, o, None, 1.0, 1.0, allow_tf32, count or (1, k), how)
+                o.mul_(alpha)
+                if c is not None:
+                    o.add_(c, alpha=beta)
+            else:
+                _launch(a, b, o, c, alpha, beta, allow_tf32, count or (1, k), how)
+    if out is not None and o is not out:
+        out.copy_(o)
+    return o if out is None else out
+
+
+def _output(out: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor,
+            shape: tuple[int, int, int]) -> torch.Tensor:  # fmt: skip
+    """Where the kernel writes: ``out``, or a fresh tensor if that would overwrite an input."""
+    if out is None:
+        return torch.empty(shape, dtype=a.dtype, device=a.device)
+    if tuple(out.shape) != shape:
+        raise ValueError(f"matmul: out has shape {tuple(out.shape)}, expected {shape}")
+    wide = out.dtype == torch.float32 and a.dtype.itemsize == 2
+    if out.dtype != a.dtype and not wide:
+        raise TypeError(f"matmul: out is {out.dtype}, expected {a.dtype}")
+    mine = out.untyped_storage().data_ptr()
+    if mine in (a.untyped_storage().data_ptr(), b.untyped_storage().data_ptr()) or (
+        a.dtype == torch.float64
+    ):
+        return torch.empty(shape, dtype=out.dtype, device=out.device)
+    return out
+
+
+def _aligned(x: torch.Tensor, last: int) -> bool:
+    """Whether the copy engine can read the 2-D tensor whose dimension ``last`` is contiguous."""
+    other = x.stride(1 - last) * x.element_size()
+    return x.stride(last) == 1 and other % 16 == 0 and other > 0 and x.data_ptr() % 16 == 0
+
+
+def _launch(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor | None,
+            alpha: float, beta: float, allow_tf32: bool, count: tuple[int, int],
+            how: Plan | None) -> None:  # fmt: skip
+    """Choose a plan if none is given, and start its kernel."""
+    (batch, m, k), n = a.shape, b.shape[2]
+    programs = processors(a.device)
+    if how is None:
+        bits = 8 * a.element_size()
+        tma = batch == 1 and hopper(a.device) and bits == 16
+        tma = tma and (_aligned(a[0], 1) or _aligned(a[0], 0))
+        tma = tma and (_aligned(b[0], 1) or _aligned(b[0], 0))
+        if batch == 1 and count == slices(n, k):
+            how = plan(m, n, k, bits, tma, programs)
+        else:
+            how = generic(m, n, bits, count[0], programs)
+    if how.kernel == "stream":
+        _stream(a[0], b[0], o[0], None if c is None else c[0], alpha, beta, count, how, programs)
+    else:
+        _tile(a, b, o, c, alpha, beta, allow_tf32, count, how)
+
+
+def _scratch(x: torch.Tensor, tiles: int, partial: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """FP32 workspace of ``partial`` elements, and ``tiles`` counters that read zero.
+
+    Every kernel leaves its counters at zero. A stream has its own, because two streams may run at
+    once; a product captured in a CUDA graph has its own for as long as the process lives.
+    """
+    work = torch.empty(partial, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32,
+                       device=x.device)  # fmt: skip
+    if x.device.type != "cuda" or tiles > POOL_INTS:
+        return work, torch.zeros(tiles, dtype=torch.int32, device=x.device)
+    if torch.cuda.is_current_stream_capturing():
+        return work, _captured_counters(x.device, tiles)
+    key = (x.device, torch.cuda.current_stream(x.device).cuda_stream)
+    if key not in _counters:
+        _counters[key] = torch.zeros(POOL_INTS, dtype=torch.int32, device=x.device)
+    if x.device not in _captured or _captured[x.device][1] > POOL_INTS // 2:
+        _captured[x.device] = (torch.zeros(POOL_INTS, dtype=torch.int32, device=x.device), 0)
+        _kept.append(_captured[x.device][0])
+    return work, _counters[key]
+
+
+def _captured_counters(device: torch.device, tiles: int) -> torch.Tensor:
+    """A piece of the pool that no other product uses; without one, cleared by the graph itself."""
+    pool, used = _captured.get(device, (None, POOL_INTS))
+    if pool is None or used + tiles > POOL_INTS:
+        return torch.zeros(tiles, dtype=torch.int32, device=device)
+    _captured[device] = (pool, used + tiles)
+    return pool[used : used + tiles]
+
+
+def _tile(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor | None, alpha: float,
+          beta: float, allow_tf32: bool, count: tuple[int, int], how: Plan) -> None:  # fmt: skip
+    (batch, m, k), n = a.shape, b.shape[2]
+    tiles = cdiv(m, how.bm) * cdiv(n, how.bn)
+    parallel = how.mode == "parallel"
+    work, counters = _scratch(a, tiles, count[0] * m * n) if parallel else (o, o)
+    reach = max((how.bm - 1) * abs(a.stride(1)) + (how.bk - 1) * abs(a.stride(2)),
+                (how.bn - 1) * abs(b.stride(2)) + (how.bk - 1) * abs(b.stride(1)))  # fmt: skip
+    for first in range(0, batch, 65535):
+        part = slice(first, first + 65535)
+        x, y, z = a[part], b[part], o[part]
+        w = z if c is None else c[part]
+        tile_kernel[(tiles, count[0] if parallel else 1, x.shape[0])](
+            x, y, z, w, work, counters, m, n, k, count[1], count[0], alpha, beta,
+            *x.stride(), *y.stride(), *z.stride(), *w.stride(),
+            BM=how.bm, BN=how.bn, BK=how.bk, SWAP=how.swap, MODE=how.mode,
+            EVEN_K=k % how.bk == 0 and (count[0] == 1 or count[1] % how.bk == 0),
+            WIDE=reach >= 2**31 - 1, HAS_C=c is not None, PLAIN=alpha == 1 and beta == 1,
+            PRECISION="tf32" if allow_tf32 else "ieee",
+            ACC=tl.float64 if a.dtype == torch.float64 else tl.float32,
+            num_warps=how.warps, num_stages=how.stages)  # fmt: skip
+
+
+def _stream(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor | None,
+            alpha: float, beta: float, count: tuple[int, int], how: Plan,
+            programs: int) -> None:  # fmt: skip
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    (m, k), n = a.shape, b.shape[1]
+    tiles = cdiv(m, how.bm) * cdiv(n, how.bn)
+    programs = min(programs, tiles * count[0] if how.mode == "parallel" else tiles)
+    work, counters = o, o
+    if how.mode == "parallel":
+        work, counters = _scratch(a, tiles, count[0] * m * n)
+    elif how.mode == "spill":
+        work, _ = _scratch(a, 1, programs * how.bm * how.bn)
+    a_flip, b_flip = not _aligned(a, 1), not _aligned(b, 1)
+    a_box = [how.bk, how.bm] if a_flip else [how.bm, how.bk]
+    b_box = [how.bn, how.bk] if b_flip else [how.bk, how.bn]
+    out_tma = _aligned(o, 1)
+    a_desc = TensorDescriptor.from_tensor(a.t() if a_flip else a, a_box)
+    b_desc = TensorDescriptor.from_tensor(b.t() if b_flip else b, b_box)
+    o_desc = TensorDescriptor.from_tensor(o, [how.bm, how.bn]) if out_tma else a_desc
+    w = o if c is None else c
+    stream_kernel[(programs,)](
+        a_desc, b_desc, o_desc, o, w, work, counters, m, n, k, count[1], count[0], alpha, beta,
+        o.stride(0), *w.stride(), BM=how.bm, BN=how.bn, BK=how.bk, MODE=how.mode,
+        A_K_MAJOR=a_flip, B_N_MAJOR=not b_flip, OUT_TMA=out_tma, HAS_C=c is not None,
+        PLAIN=alpha == 1 and beta == 1, SPECIAL=how.special,
+        num_warps=how.warps, num_stages=how.stages)  # fmt: skip

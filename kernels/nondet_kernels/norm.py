@@ -1,0 +1,234 @@
+"""Root-mean-square and layer normalisation of rows, each row in an order fixed by its width.
+
+    rms_norm:    y = x / sqrt(mean(x**2) + eps) * weight
+    layer_norm:  y = (x - mean(x)) / sqrt(mean((x - mean(x))**2) + eps) * weight + bias
+
+Statistics and products are FP32 (FP64 for FP64 inputs); there is one rounding, to the input type.
+How many rows one program takes follows the number of rows; it cannot change a bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .support import (
+    cdiv,
+    divide,
+    jit_free,
+    next_power_of_2,
+    on_device,
+    processors,
+    require,
+    row_warps,
+    square_root,
+    tl,
+    tree_sum,
+)
+
+CHUNK = 16384
+"""Widest row held in registers; wider ones are summed lane by lane over chunks of this width."""
+
+
+def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor | None = None,
+                       eps: float | None = None) -> torch.Tensor:  # fmt: skip
+    """Plain PyTorch, computed in float64 and rounded once."""
+    wide = x.double()
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (y if weight is None else y * weight.double()).to(x.dtype)
+
+
+def layer_norm_reference(x: torch.Tensor, weight: torch.Tensor | None = None,
+                         bias: torch.Tensor | None = None, eps: float = 1e-5,
+                         ) -> torch.Tensor:  # fmt: skip
+    """Plain PyTorch over the last dimension, computed in float64 and rounded once."""
+    wide = x.double()
+    centred = wide - wide.mean(-1, keepdim=True)
+    y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    y = y if weight is None else y * weight.double()
+    return (y if bias is None else y + bias.double()).to(x.dtype)
+
+
+@jit_free("M")
+def norm_kernel(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr, M, D,
+                stride_x, stride_r, eps, eps_low, R: tl.constexpr, B: tl.constexpr, ONE: tl.constexpr,
+                CENTRE: tl.constexpr, RESIDUAL: tl.constexpr, WEIGHT: tl.constexpr,
+                BIAS: tl.constexpr, STATS: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
+    """R rows a program; B columns at a time; one block if ONE, else chunks of B."""
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
+    col = tl.arange(0, B)[None, :]
+    here = row < M
+    x_row, y_row = x_ptr + row * stride_x, y_ptr + row * D
+    r_row, h_row = r_ptr + row * stride_r, h_ptr + row * D
+    if ONE:
+        mask = here & (col < D)
+        x = tl.load(x_row + col, mask, other=0.0)
+        if RESIDUAL:
+            # Rounded to the stream's type first, so that h and norm(h) agree with each other.
+            x = (x.to(ACC) + tl.load(r_row + col, mask, other=0.0).to(ACC)).to(x.dtype)
+            tl.store(h_row + col, x, mask)
+        x = x.to(ACC)
+        mean = tl.zeros((R,), dtype=ACC)
+        if CENTRE:
+            mean = divide(tree_sum(x), tl.full((R,), D, ACC))
+            x = tl.where(mask, x - mean[:, None], 0.0)
+        square = tree_sum(x * x)
+    else:
+        mean = tl.zeros((R,), dtype=ACC)
+        lanes = tl.zeros((R, B), dtype=ACC)
+        if CENTRE or RESIDUAL:
+            for base in range(0, D, B):
+                mask = here & (base + col < D)
+                x = tl.load(x_row + base + col, mask, other=0.0)
+                if RESIDUAL:
+                    r = tl.load(r_row + base + col, mask, other=0.0)
+                    x = (x.to(ACC) + r.to(ACC)).to(x.dtype)
+                    tl.store(h_row + base + col, x, mask)
+                lanes += x.to(ACC)
+            if RESIDUAL:
+                tl.debug_barrier()
+                x_row = h_row
+        if CENTRE:
+            mean = divide(tree_sum(lanes), tl.full((R,), D, ACC))
+        lanes = tl.zeros((R, B), dtype=ACC)
+        for base in range(0, D, B):
+            mask = here & (base + col < D)
+            x = tl.load(x_row + base + col, mask, other=0.0).to(ACC)
+            x = tl.where(mask, x - mean[:, None], 0.0)
+            lanes += x * x
+        square = tree_sum(lanes)
+    variance = divide(square, tl.full((R,), D, ACC)) + tl.full((R,), eps, ACC)
+    if ACC == tl.float64:
+        variance += tl.full((R,), eps_low, ACC)
+    rstd = divide(tl.full((R,), 1.0, ACC), square_root(variance))
+    if STATS:
+        line = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+        tl.store(mean_ptr + line, mean, line < M)
+        tl.store(rstd_ptr + line, rstd, line < M)
+    for base in range(0, D, B):
+        mask = here & (base + col < D)
+        if not ONE:
+            x = tl.load(x_row + base + col, mask, other=0.0).to(ACC) - mean[:, None]
+        y = x * rstd[:, None]
+        if WEIGHT:
+            y = y * tl.load(w_ptr + base + col, base + col < D, other=0.0).to(ACC)
+        if BIAS:
+            y = y + tl.load(b_ptr + base + col, base + col < D, other=0.0).to(ACC)
+        tl.store(y_row + base + col, y.to(y_ptr.dtype.element_ty), mask)
+
+
+def _launch(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float,
+            residual: torch.Tensor | None, centre: bool, stats: bool,
+            width: int) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Normalise rows of ``width``: (y, h, mean, rstd); h is x where there is no residual."""
+    device = require(x, weight, bias, residual)
+    rows = x.numel() // width if width else 0
+    flat = _rows(x, rows, width)
+    other = flat if residual is None else _rows(residual, rows, width)
+    y = torch.empty((rows, width), dtype=x.dtype, device=device)
+    h = torch.empty_like(y) if residual is not None else flat
+    acc = torch.float64 if x.dtype == torch.float64 else torch.float32
+    mean = torch.empty(rows if stats else 0, dtype=acc, device=device)
+    rstd = torch.empty_like(mean)
+    if y.numel():
+        block = min(next_power_of_2(width), CHUNK)
+        # Enough rows a program to fill its threads, once there are programs for all processors.
+        group = max(1, min(4096 // block, rows // (4 * processors(device))))
+        group = 1 << (group.bit_length() - 1)
+        w = weight.contiguous() if weight is not None else flat
+        b = bias.contiguous() if bias is not None else flat
+        with on_device(device):
+            norm_kernel[(cdiv(rows, group),)](
+                flat, other, w, b, y, h, mean, rstd, rows, width, flat.stride(0), other.stride(0),
+                *_split(eps), R=group, B=block, ONE=width <= block, CENTRE=centre,
+                RESIDUAL=residual is not None, WEIGHT=weight is not None, BIAS=bias is not None,
+                STATS=stats, ACC=tl.float64 if acc == torch.float64 else tl.float32,
+                num_warps=row_warps(x, group * block), enable_fp_fusion=False,
+            )  # fmt: skip
+    return y.view(x.shape), h.view(x.shape), mean, rstd
+
+
+def _split(eps: float) -> tuple[float, float]:
+    """eps as FP32, the type of a kernel's scalars, and the rest, which FP64 rows add back."""
+    high = torch.tensor(eps, dtype=torch.float32).item()
+    return high, eps - high
+
+
+def _rows(x: torch.Tensor, rows: int, width: int) -> torch.Tensor:
+    """View (or, where the strides do not allow it, copy) as (rows, width) with unit stride."""
+    flat = x.reshape(rows, width)
+    return flat if flat.stride(1) == 1 or width == 1 else flat.contiguous()
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float | None = None,
+             residual: torch.Tensor | None = None) -> Any:  # fmt: skip
+    """RMS norm over the last ``weight.dim()`` dimensions (the last one without weight).
+
+    Args:
+        x: (..., D), any strides.
+        weight: (D,) or None.
+        eps: added to the mean square; the type's machine epsilon if None, as in torch.
+        residual: added to x first; then the result is ``(y, h)`` with ``h = x + residual`` in the
+            type of x, and ``y = rms_norm(h)``.
+    """
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    if residual is None and torch.is_grad_enabled() and (
+        x.requires_grad or (weight is not None and weight.requires_grad)
+    ):  # fmt: skip
+        return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    width = x.shape[-1] if weight is None else weight.numel()
+    y, h, _, _ = _launch(x, weight, None, eps, residual, False, False, width)
+    return y if residual is None else (y, h)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """With g = grad * weight: dx = rstd (g - x rstd**2 mean(g x)), all sums in fixed order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None,
+                eps: float) -> torch.Tensor:  # fmt: skip
+        width = x.shape[-1] if weight is None else weight.numel()
+        y, _, _, rstd = _launch(x, weight, None, eps, None, False, True, width)
+        ctx.save_for_backward(x, weight, rstd)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        from .reduce import mean, sum as ordered_sum  # noqa: I001
+
+        x, weight, rstd = ctx.saved_tensors
+        wide = rstd.dtype
+        width = x.shape[-1] if weight is None else weight.numel()
+        flat, grad = x.reshape(-1, width).to(wide), grads[0].reshape(-1, width).to(wide)
+        scale = rstd[:, None]
+        g = grad if weight is None else grad * weight.reshape(-1).to(wide)
+        dot = mean(g * flat, -1, keepdim=True)
+        gx = (scale * (g - flat * (scale * scale * dot))).to(x.dtype).view(x.shape)
+        if weight is None:
+            return gx, None, None
+        gw = ordered_sum(grad * (flat * scale), 0).to(weight.dtype).view(weight.shape)
+        return gx, gw, None
+
+
+def layer_norm(x: torch.Tensor, normalized_shape: Sequence[int],
+               weight: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+               eps: float = 1e-5) -> torch.Tensor:  # fmt: skip
+    """Layer norm over the last dimensions, whose sizes are ``normalized_shape``."""
+    return layer_norm_with_statistics(x, normalized_shape, weight, bias, eps)[0]
+
+
+def layer_norm_with_statistics(
+    x: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None,
+    bias: torch.Tensor | None, eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(y, mean, 1 / standard deviation), the three results of aten::native_layer_norm."""
+    tail = tuple(normalized_shape)
+    if tuple(x.shape[x.dim() - len(tail) :]) != tail:
+        raise ValueError(f"layer_norm: shape {tuple(x.shape)} does not end with {tail}")
+    y, _, mean, rstd = _launch(x, weight, bias, eps, None, True, True, math.prod(tail))
+    lead = (*x.shape[: x.dim() - len(tail)], *(1 for _ in tail))
+    return y, mean.view(lead), rstd.view(lead)

@@ -1,0 +1,170 @@
+"""Sum and mean over any dimensions, in one order fixed by the number of elements reduced.
+
+The reduced elements are numbered in row-major order of the reduced dimensions. Element j goes to
+lane ``j % 1024``; a lane adds its elements in ascending order; the lanes are added as in
+``tree_sum``. More than ``PART`` elements are cut into parts of ``PART``, whose sums are then
+reduced the same way. Layout, strides and the number of rows do not enter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from .support import (
+    HALVES,
+    LANES,
+    cdiv,
+    divide,
+    jit_free,
+    next_power_of_2,
+    on_device,
+    processors,
+    require,
+    row_warps,
+    tl,
+    tree_sum,
+    tree_sum_columns,
+)
+
+PART = 65536
+Dims = int | Sequence[int] | None
+
+
+def sum_reference(x: torch.Tensor, dim: Dims = None, keepdim: bool = False) -> torch.Tensor:
+    """Plain PyTorch in float64, rounded once to the type of x."""
+    return x.double().sum(_dims(x, dim), keepdim=keepdim).to(x.dtype)
+
+
+def mean_reference(x: torch.Tensor, dim: Dims = None, keepdim: bool = False) -> torch.Tensor:
+    """Plain PyTorch in float64, rounded once to the type of x."""
+    return x.double().mean(_dims(x, dim), keepdim=keepdim).to(x.dtype)
+
+
+@jit_free("M")
+def rows_kernel(x_ptr, y_ptr, M, D, stride_m, count, PARTS, SIZE, R: tl.constexpr,
+                B: tl.constexpr, MEAN: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
+    """x (M, D) with unit stride along D: R rows and one part a program."""
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    col = tl.arange(0, B)[None, :]
+    start = tl.program_id(1).to(tl.int64) * SIZE
+    x_ptr += row[:, None] * stride_m + start
+    left = tl.minimum(D - start, SIZE).to(tl.int32)
+    lanes = tl.zeros((R, B), dtype=ACC)
+    for base in range(0, left, B):
+        mask = (row[:, None] < M) & (base + col < left)
+        lanes += tl.load(x_ptr + base + col, mask, other=0.0).to(ACC)
+    y = tree_sum(lanes)
+    if MEAN:
+        y = divide(y, tl.zeros((R,), dtype=ACC) + count.to(ACC))
+    tl.store(y_ptr + row * PARTS + tl.program_id(1), y.to(y_ptr.dtype.element_ty), row < M)
+
+
+@jit_free("M")
+def columns_kernel(x_ptr, y_ptr, M, D, stride_d, count, PARTS, SIZE, C: tl.constexpr,
+                   B: tl.constexpr, MEAN: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
+    """x (M, D) with unit stride along M: C rows and one part a program."""
+    row = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)
+    lane = tl.arange(0, B)[:, None]
+    start = tl.program_id(1).to(tl.int64) * SIZE
+    x_ptr += row[None, :] + start * stride_d
+    left = tl.minimum(D - start, SIZE).to(tl.int32)
+    lanes = tl.zeros((B, C), dtype=ACC)
+    for base in range(0, left, B):
+        mask = (row[None, :] < M) & (base + lane < left)
+        at = x_ptr + (base + lane).to(tl.int64) * stride_d
+        lanes += tl.load(at, mask, other=0.0).to(ACC)
+    y = tree_sum_columns(lanes)
+    if MEAN:
+        y = divide(y, tl.zeros((C,), dtype=ACC) + count.to(ACC))
+    tl.store(y_ptr + row * PARTS + tl.program_id(1), y.to(y_ptr.dtype.element_ty), row < M)
+
+
+def sum(x: torch.Tensor, dim: Dims = None, keepdim: bool = False,
+        dtype: torch.dtype | None = None) -> torch.Tensor:  # fmt: skip
+    """``torch.sum``: all dimensions for None or an empty list. Integers are exact in torch."""
+    if dtype is not None and dtype != x.dtype:
+        x = x.to(dtype) if not _widens(x, dtype) else x
+    if not x.is_floating_point():
+        return torch.sum(x, _dims(x, dim), keepdim=keepdim)
+    return _reduce(x, dim, keepdim, dtype or x.dtype, False)
+
+
+def mean(x: torch.Tensor, dim: Dims = None, keepdim: bool = False,
+         dtype: torch.dtype | None = None) -> torch.Tensor:  # fmt: skip
+    """``torch.mean``: all dimensions for None or an empty list; NaN over no elements.
+
+    Raises:
+        RuntimeError: integers without a floating ``dtype``, as in torch.
+    """
+    if dtype is not None and dtype != x.dtype:
+        x = x.to(dtype) if not _widens(x, dtype) else x
+    if not x.is_floating_point():
+        return torch.mean(x, _dims(x, dim), keepdim=keepdim)  # Raises torch's own message.
+    return _reduce(x, dim, keepdim, dtype or x.dtype, True)
+
+
+def _widens(x: torch.Tensor, dtype: torch.dtype) -> bool:
+    """The kernel reads 16-bit inputs as FP32 anyway: no converted copy is needed."""
+    return x.dtype in HALVES and dtype == torch.float32
+
+
+def _dims(x: torch.Tensor, dim: Dims) -> tuple[int, ...]:
+    """Reduced dimensions, ascending and non-negative.
+
+    Raises:
+        IndexError: out of range. RuntimeError: named twice.
+    """
+    rank = max(x.dim(), 1)
+    chosen = (dim,) if isinstance(dim, int) else tuple(dim or range(x.dim()))
+    for d in chosen:
+        if not -rank <= d < rank:
+            raise IndexError(f"dim={d}: must be in [{-rank}, {rank - 1}]")
+    wrapped = sorted(d % rank for d in chosen)
+    if len(set(wrapped)) != len(wrapped):
+        raise RuntimeError(f"dim={dim}: each dimension may appear once")
+    return tuple(wrapped) if x.dim() else ()
+
+
+def _reduce(x: torch.Tensor, dim: Dims, keepdim: bool, dtype: torch.dtype,
+            mean: bool) -> torch.Tensor:  # fmt: skip
+    device = require(x)
+    gone = _dims(x, dim)
+    kept = tuple(d for d in range(x.dim()) if d not in gone)
+    shape = [x.shape[d] for d in kept]
+    count = math.prod(x.shape[d] for d in gone)
+    rows = math.prod(shape)
+    full = [1 if d in gone else x.shape[d] for d in range(x.dim())]
+    y = torch.empty(full if keepdim else shape, dtype=dtype, device=device)
+    if count == 0:
+        return y.fill_(math.nan if mean else 0.0)
+    if rows:
+        with on_device(device):
+            _run(x.permute(kept + gone).reshape(rows, count), y.view(-1), count if mean else 0)
+    return y
+
+
+def _run(x: torch.Tensor, y: torch.Tensor, mean: int) -> None:
+    """Reduce (rows, count) into y (rows,), dividing by ``mean`` unless it is 0."""
+    rows, count = x.shape
+    parts = cdiv(count, PART)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    target = y if parts == 1 else torch.empty((rows, parts), dtype=wide, device=x.device)
+    acc = tl.float64 if wide == torch.float64 else tl.float32
+    lanes = min(next_power_of_2(count), LANES)
+    if rows > 1 and x.stride(0) == 1 and x.stride(1) != 1:
+        group = max(1, min(16 * LANES // lanes, 256, next_power_of_2(rows)))
+        kernel, stride, size = columns_kernel, x.stride(1), {"C": group}
+    else:
+        x = x if x.stride(1) == 1 or count == 1 else x.contiguous()
+        group = max(1, min(4096 // lanes, rows // (4 * processors(x.device))))
+        group = 1 << (group.bit_length() - 1)
+        kernel, stride, size = rows_kernel, x.stride(0), {"R": group}
+    kernel[(cdiv(rows, group), parts)](
+        x, target, rows, count, stride, mean, parts, PART, B=lanes, MEAN=bool(mean and parts == 1),
+        ACC=acc, num_warps=8 if kernel is columns_kernel else row_warps(x, group * lanes), enable_fp_fusion=False, **size,
+    )  # fmt: skip
+    if parts > 1:
+        _run(target, y, mean)
