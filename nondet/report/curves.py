@@ -40,6 +40,7 @@ def draw_survival(
     ``curves`` has the columns setting, position, ``value``, low, high, from position 0 on;
     each value holds from its position to the next one.
     """
+    alpha = 0.16 if curves["setting"].nunique() <= 3 else 0.07
     for setting, curve in curves.groupby("setting", sort=False):
         look = looks[str(setting)]
         position = np.append(curve["position"].to_numpy(float), last)
@@ -47,7 +48,7 @@ def draw_survival(
         ax.step(position, steps[value], where="post", color=look.colour, ls=look.line)
         if curve[["low", "high"]].notna().all(axis=None):
             low, high = (np.append(curve[n], curve[n].iloc[-1]) for n in ("low", "high"))
-            ax.fill_between(position, low, high, step="post", color=look.colour, alpha=0.15, lw=0)
+            ax.fill_between(position, low, high, step="post", color=look.colour, alpha=alpha, lw=0)
     ax.set_ylim(-0.02, 1.02)
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
     ax.grid(axis="y", color=FAINT, lw=0.6)
@@ -62,13 +63,14 @@ def draw_rows(
     heading: str,
 ) -> Axes:
     """A small table under a token axis: per setting its line, its name, a number at each tick."""
-    ax.set_ylim(len(rows) * 2 - 0.2, -1.4)
+    step = 2 if heading else 1.15
+    ax.set_ylim((len(rows) - 1) * step + 0.3 + (1.5 if heading else 0.6), -1.4 if heading else -0.4)
     ax.axis("off")
     style: dict[str, Any] = {"va": "center", "fontsize": 7.2}
     across = ax.get_yaxis_transform()
     ax.text(0, -0.9, heading, transform=across, color=MUTED, ha="left", **style)
     for row, (setting, numbers) in enumerate(rows):
-        look, y = looks[setting], 2 * row + 0.3
+        look, y = looks[setting], step * row + 0.3
         ax.plot([0, 0.07], [y, y], color=look.colour, ls=look.line, transform=across)
         ax.text(0.09, y, shorten(setting, 52), transform=across, ha="left", **style)
         for tick, number in zip(ticks, numbers, strict=True):
@@ -91,7 +93,7 @@ def curve_figure(
     at a tick is that of the last position at or before it.
     """
     names = [str(name) for name in curves["setting"].unique()]
-    below = RISK_ROW * (2 * len(names) + 1.2)
+    below = RISK_ROW * (2 * len(names) + 1.2 if at_risk is not None else 1.15 * len(names) + 0.6)
     figure = Figure(figsize=(COLUMN, 2.55 + below), layout="constrained")
     ax, under = figure.subplots(2, 1, sharex=True, height_ratios=[2.55, below])
     draw_survival(ax, curves, looks, last, value)

@@ -46,7 +46,9 @@ def curves(context: Context, value: str) -> pd.DataFrame:
     if table.empty:
         return pd.DataFrame(columns=["setting", "position", value, "low", "high", "at_risk"])
     first = _first_repeats(context)
-    table = table[table["run_id"].isin(first)]
+    # Where there are repeats only, they are what is drawn.
+    if table["run_id"].isin(first).any():
+        table = table[table["run_id"].isin(first)]
     bands = ["low", "high"] if value == "survival" else ["incidence_low", "incidence_high"]
     parts = []
     for label, part in table.groupby("label", sort=False):

@@ -11,10 +11,16 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
-from nondet.report.style import FAINT, INK, MUTED, PAPER
+from nondet.report.style import DTYPE_COLOURS, FAINT, INK, MUTED, PAPER
 
 # What an inline drawing uses in place of fixed colours, so that it follows the page's theme.
-THEME = {INK: "var(--ink)", MUTED: "var(--muted)", PAPER: "var(--paper)", FAINT: "var(--line)"}
+THEME = {
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+    PAPER: "var(--paper)",
+    FAINT: "var(--line)",
+    DTYPE_COLOURS["fp32"]: "var(--blue)",
+}
 PNG_DPI = 160
 
 

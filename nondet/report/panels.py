@@ -94,7 +94,8 @@ def histogram_panel(context: Context) -> Panel:
         return Panel(name, title, "", table, words=NO_PAIR)
     figure = histogram_figure(table, context.looks)
     parts = [
-        f"{group}: " + ", ".join(f"{r.bin}: {r.items}" for r in part.itertuples() if r.items)
+        f"{group!s}: "
+        + ", ".join(f"{r['bin']}: {r['items']}" for r in part.to_dict("records") if r["items"])
         for group, part in table.groupby("group", sort=False)
     ]
     note = (

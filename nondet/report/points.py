@@ -31,8 +31,8 @@ def gap_figure(table: pd.DataFrame, looks: Mapping[str, Look]) -> Figure:
     ax.fill_between(line, 0, 2 * line, color=MUTED, alpha=0.08, lw=0)
     ax.annotate(
         "gap = 2 × noise",
-        (top * 0.3, top * 0.6),
-        xytext=(-6, 2),
+        (top * 0.04, top * 0.08),
+        xytext=(-6, 3),
         textcoords="offset points",
         ha="right",
         color=MUTED,
@@ -61,7 +61,7 @@ def gap_figure(table: pd.DataFrame, looks: Mapping[str, Look]) -> Figure:
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(_nats))
     ax.grid(color=FAINT, lw=0.5)
-    ax.set_xlabel("logprob noise just before the fork (nats)")
+    ax.set_xlabel("largest logprob difference before the fork (nats)")
     ax.set_ylabel("top-1 to top-2 gap at the fork (nats)")
     ax.legend(loc="upper left", handletextpad=0.2, labelcolor=INK)
     return figure

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from nondet.report import setup
+from nondet.report import setup, tables
 from nondet.report.context import Context
 from nondet.report.page import Section, panel_entry, table_entry
 from nondet.report.panel import Panel
@@ -30,6 +30,27 @@ def short_summary(summary: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def for_reading(name: str, table: pd.DataFrame) -> pd.DataFrame:
+    """A table without the columns that only a program needs; its files hold them all."""
+    if name == "answers":
+        return _answers(table)
+    dropped = [c for c in ("kind", "factor", "level", "n") if c in table and "group" in table]
+    words = {"value": "share identical"} if name == "attribution" else {}
+    return table.drop(columns=dropped).rename(columns=words)
+
+
+def _answers(table: pd.DataFrame) -> pd.DataFrame:
+    """One row a group, one column a metric, with the interval in the cell."""
+    rows: dict[str, dict[str, Any]] = {}
+    for entry in table.to_dict("records"):
+        first = {"settings": entry["settings"], "items": entry["items"]}
+        row = rows.setdefault(str(entry["group"]), {"group": entry["group"], **first})
+        row[str(entry["metric"])] = tables.with_interval(
+            entry["value"], entry["low"], entry["high"]
+        )
+    return pd.DataFrame(list(rows.values()))
+
+
 def build_sections(
     context: Context,
     panels: Mapping[str, Sequence[Panel]],
@@ -40,7 +61,9 @@ def build_sections(
 
     def table(title: str, name: str, note: str = "") -> list[dict[str, Any]]:
         found = named.get(name)
-        return [table_entry(title, found, note, name)] if found is not None and len(found) else []
+        if found is None or found.empty:
+            return []
+        return [table_entry(title, for_reading(name, found), note, name)]
 
     def drawn(name: str) -> list[dict[str, Any]]:
         return [panel_entry(panel, context.facts) for panel in panels.get(name, ())]
@@ -95,10 +118,10 @@ def _fork_section(table: Any, drawn: Any, viewer: Mapping[str, Any] | None) -> S
 
 
 def _environment(context: Context) -> Section:
-    tables = [table_entry("Runs", setup.run_table(context))]
+    entries = [table_entry("Runs", setup.run_table(context))]
     differing = setup.differing(context)
     if len(differing):
-        tables.append(table_entry("Differs between runs", differing))
+        entries.append(table_entry("Differs between runs", differing))
     details = []
     runs = context.study.runs[:MOST_RUNS]
     for run in runs:
@@ -114,7 +137,7 @@ def _environment(context: Context) -> Section:
         )
     left = len(context.study.runs) - len(runs)
     lead = f"{left} more runs: see their run.json." if left else ""
-    return Section("environment", "Environment", lead, tables, details=details)
+    return Section("environment", "Environment", lead, entries, details=details)
 
 
 def _files() -> Section:

@@ -28,6 +28,13 @@ def show(value: Any, digits: int = 4) -> str:
     return str(value)
 
 
+def with_interval(value: float, low: float, high: float) -> str:
+    """An estimate with its interval in one cell."""
+    if math.isnan(value):
+        return DASH
+    return f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
 def cells(table: pd.DataFrame) -> list[list[str]]:
     """All cells as text, row by row."""
     return [[show(value) for value in row] for row in table.itertuples(index=False, name=None)]

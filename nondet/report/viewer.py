@@ -5,6 +5,7 @@ Only what the page shows is embedded; a cap keeps a study of thousands of items 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from nondet.runs import Run
 from nondet.study import Study
 
 MOST_ITEMS, MOST_RUNS = 60, 12
+# Characters of JSON; items beyond it are left out of the page.
+MOST_CHARACTERS = 700_000
 BEFORE, AFTER = 60, 60
 TEXT_LIMIT = 4000
 
@@ -92,12 +95,17 @@ def viewer_data(
     wanted = list(order)[:MOST_ITEMS]
     stored = [responses(run, wanted, run.top_k) for run in runs]
     items = []
+    size = 0
     for item in wanted:
         present = [part.get(item) for part in stored]
-        items.append({"id": item, "responses": _entries(present, runs, decode)})
+        entry = {"id": item, "responses": _entries(present, runs, decode)}
+        size += len(json.dumps(entry))
+        if size > MOST_CHARACTERS and items:
+            break
+        items.append(entry)
     left = []
-    if len(order) > len(wanted):
-        left.append(f"{len(wanted)} of {len(order):,} items, earliest fork first")
+    if len(order) > len(items):
+        left.append(f"{len(items)} of {len(order):,} items, earliest fork first")
     if len(study.complete) > len(runs):
         left.append(f"the first {len(runs)} of {len(study.complete)} runs")
     note = f"To keep this page small it holds {' and '.join(left)}." if left else ""
