@@ -45,6 +45,8 @@ def _top(row: Row) -> tuple[list[int], list[float]]:
     if row.top_ids:
         flat = [value for values in row.top_logprobs for value in values]
         return [token for ids in row.top_ids for token in ids], flat
+    if len(row.logprobs) != len(row.tokens):
+        return [], []
     ids = [token + rank for token in row.tokens for rank in range(TOP_K)]
     falls = np.array([0, 0.1, 2, 3, 4])
     return ids, (np.repeat(row.logprobs, TOP_K) - np.tile(falls, len(row.tokens))).tolist()

@@ -84,7 +84,10 @@ def differing(found: Difference, level: str) -> int:
     if level == "answers":
         return max(found.answers_differ, found.verdicts_differ)
     # Equal tokens with another answer or finish reason are a difference as well.
-    rows = max(found.diverged, found.answers_differ, found.verdicts_differ, found.finish_differ)
+    # So are unequal lengths, also of cut responses: the limit is the same. After an error only
+    # what was said before it counts.
+    lengths = 0 if found.errors else max(found.lengths_differ, found.finish_differ)
+    rows = max(found.diverged, found.answers_differ, found.verdicts_differ, lengths)
     if level == "tokens" or rows:
         return rows
     return found.logprobs_differ
