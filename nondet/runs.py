@@ -7,8 +7,9 @@
 
 run.json holds: schema_version, run_id, status (partial, complete, failed), reason of a failure,
 repeat, factors (flat, as requested), requested / resolved / observed settings, model_fingerprint,
-task_fingerprint (prompts, answers, marker), prompts_fingerprint (prompt token ids alone), task (name,
-items, marker, marker_version), started, ended, resumed_at, wall_s, generated_tokens, tokens_per_s,
+task_fingerprint (prompts, answers, marker), prompts_fingerprint (prompt token ids alone), task
+(setting, name, items, marker, marker_version), started, ended, resumed_at, wall_s,
+generated_tokens, tokens_per_s,
 peak_memory_mb, peak_device_memory_mb, environment.
 
 Every file is written under another name and renamed into place.

@@ -8,12 +8,13 @@ outputs/<study>/<time>/report/      everything made from them
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nondet.runs import Run, incomparable, read_run
+from nondet.settings import Setting
 
 # Never a factor of a table, even when they differ between runs.
 NOT_FACTORS = ("top_k",)
@@ -57,10 +58,25 @@ class Study:
 
     def label(self, run: Run) -> str:
         """A short name of a run's setting, as in figures: ``bf16, batch_size 4``."""
-        parts = []
-        for name, value in self.setting_key(run):
-            parts.append(str(value) if isinstance(value, str) else f"{name} {value}")
-        return ", ".join(parts) or "the one setting"
+        return join_factors(dict(self.setting_key(run))) or "the one setting"
+
+
+def join_factors(factors: Mapping[str, Any]) -> str:
+    """Factor values as words; a name goes before each value that is not a word itself."""
+    parts = [
+        str(value) if isinstance(value, str) else f"{name} {value}"
+        for name, value in factors.items()
+    ]
+    return ", ".join(parts)
+
+
+def label_of(setting: Setting) -> str:
+    """What a setting is called while it runs, before it is known which factors vary."""
+    shown = ("backend", "dtype", "kernels", "attention", "padding", "batch_size", "gpus")
+    factors = setting.factors()
+    own = {name: factors[name] for name in shown}
+    repeat = f", repeat {setting.repeat}" if setting.repeat else ""
+    return join_factors({**own, **setting.backend.options}) + repeat
 
 
 def run_folders(folder: Path) -> list[Path]:

@@ -30,12 +30,14 @@ class Request:
     ``prompt_tokens`` is what the model reads, chat template applied and without padding;
     ``prompt`` is the same text before the template, for endpoints that apply their own.
     ``seed`` belongs to this item alone: sampling must not depend on neighbours in a batch.
+    ``pad_to`` is the least prompt length after padding, for engines that pad (padding: fixed).
     """
 
     item_id: str
     prompt_tokens: tuple[int, ...]
     prompt: str = ""
     seed: int = 0
+    pad_to: int = 0
 
 
 @dataclass
@@ -74,7 +76,7 @@ class Backend(ABC):
         self.model_path = model_path
 
     @classmethod
-    def check(cls, setting: Setting) -> None:  # noqa: B027 (a backend may accept everything)
+    def check(cls, setting: Setting) -> None:
         """Raise SettingError for a setting that this engine cannot run. Imports no engine."""
 
     @classmethod
@@ -99,7 +101,7 @@ class Backend(ABC):
         """Settings really in force, read back from the engine after ``start`` (JSON values)."""
         return {}
 
-    def close(self) -> None:  # noqa: B027 (a backend may hold nothing)
+    def close(self) -> None:
         """Free what ``start`` took; called once, also after an error."""
 
 

@@ -1,0 +1,188 @@
+"""backend=hf: Hugging Face transformers in process, ``model.generate`` in left-padded waves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+import numpy as np
+
+from nondet.backends.base import Backend, Request, Response
+from nondet.backends.recorder import Record, Recorder
+from nondet.environment import cpu_count, gpu_names
+from nondet.settings import Setting, SettingError
+
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+CACHES = ("dynamic", "static")
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+LOGPROBS_MODE = "raw logits, log_softmax in float32"
+
+
+class HFBackend(Backend):
+    """Greedy or seeded sampling through ``model.generate``; no state between waves."""
+
+    name: ClassVar[str] = "hf"
+
+    @classmethod
+    def packages(cls) -> tuple[str, ...]:
+        return ("torch", "transformers", "triton")
+
+    @classmethod
+    def check(cls, setting: Setting) -> None:
+        """Raise SettingError for what transformers cannot do."""
+        options = dict(setting.backend.options)
+        _among("attention", setting.attention, ATTENTION)
+        _among("dtype", setting.dtype, tuple(DTYPES))
+        _among("backend.cache", options.pop("cache", "dynamic"), CACHES)
+        _among("batching", setting.batching, ("wave",))
+        for key, value in options.items():
+            raise SettingError(f"backend.{key}", value, "left out: backend=hf has no such option")
+        if setting.gpus > 1:
+            raise SettingError("gpus", setting.gpus, "1 with backend=hf")
+        if setting.model.name == "endpoint":
+            raise SettingError("model", "endpoint", "a model on disk with backend=hf")
+
+    def start(self) -> None:
+        """Load model and tokenizer and set every switch that moves bits."""
+        import torch
+        import transformers
+
+        from nondet.precision.switches import set_switches
+
+        setting = self.setting
+        set_switches(
+            tf32=setting.tf32,
+            reduced_precision=setting.reduced_precision,
+            threads=setting.threads or cpu_count(),
+        )
+        transformers.logging.set_verbosity_error()
+        self.device = torch.device(_device(setting.device))
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(self.model_path)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            self.model_path,
+            dtype=getattr(torch, DTYPES[setting.dtype]),
+            attn_implementation=setting.attention,
+            local_files_only=True,
+        )
+        self.model = model.to(self.device).eval()
+        self.stop_ids = _stop_ids(model, self.tokenizer)
+        # A model folder may ask for penalties or sampling; a run asks for neither.
+        self.dropped = model.generation_config.to_diff_dict()
+        model.generation_config = transformers.GenerationConfig()
+        self.scope = ExitStack()
+        if setting.kernels == "invariant":
+            from nondet.invariant import invariant_kernels
+
+            self.scope.enter_context(invariant_kernels(self.model))
+
+    def generate(self, wave: Sequence[Request]) -> list[Response]:
+        """Answer one wave, padded on the left to its longest prompt (or ``pad_to``)."""
+        import torch
+        import transformers
+
+        if not wave:
+            return []
+        setting = self.setting
+        width = max(max(len(r.prompt_tokens), r.pad_to) for r in wave)
+        ids = torch.full((len(wave), width), self.stop_ids[0], dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, request in enumerate(wave):
+            ids[row, width - len(request.prompt_tokens) :] = torch.tensor(request.prompt_tokens)
+            mask[row, width - len(request.prompt_tokens) :] = 1
+        seeds = [request.seed for request in wave]
+        recorder = Recorder(setting.top_k, setting.temperature, setting.top_p, seeds)
+        options: dict[str, Any] = {}
+        if self.setting.backend.options.get("cache") == "static":
+            options["cache_implementation"] = "static"
+        config = transformers.GenerationConfig(
+            max_new_tokens=setting.max_new_tokens,
+            do_sample=False,
+            eos_token_id=list(self.stop_ids),
+            pad_token_id=self.stop_ids[0],
+            disable_compile=True,
+            **options,
+        )
+        with torch.inference_mode():
+            self.model.generate(
+                ids.to(self.device),
+                attention_mask=mask.to(self.device),
+                generation_config=config,
+                logits_processor=transformers.LogitsProcessorList([recorder]),
+            )
+        return self._responses(wave, recorder.record())
+
+    def _responses(self, wave: Sequence[Request], record: Record) -> list[Response]:
+        responses = []
+        for row, request in enumerate(wave):
+            tokens = record.tokens[row]
+            ends = np.flatnonzero(np.isin(tokens, self.stop_ids))
+            length = int(ends[0]) + 1 if len(ends) else len(tokens)
+            tokens = tokens[:length]
+            text = self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+            responses.append(
+                Response(
+                    request.item_id,
+                    tokens,
+                    record.logprobs[row, :length],
+                    record.top_ids[row, :length],
+                    record.top_logprobs[row, :length],
+                    "stop" if len(ends) else "length",
+                    text,
+                )
+            )
+        return responses
+
+    def observed(self) -> dict[str, Any]:
+        """Read back from the model and torch, not from what was asked."""
+        import torch
+
+        from nondet.precision.switches import read_switches
+
+        model = self.model
+        dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
+        found = {
+            "logprobs_mode": LOGPROBS_MODE,
+            "model_class": type(model).__name__,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "parameter_dtypes": sorted(dtypes),
+            "attention": model.config._attn_implementation,
+            "device": str(self.device),
+            "cache": self.setting.backend.options.get("cache", "dynamic"),
+            "stop_ids": list(self.stop_ids),
+            "generation_config_dropped": {k: str(v) for k, v in self.dropped.items()},
+            "switches": read_switches(),
+        }
+        if self.device.type == "cuda":
+            found["sdpa_backends"] = {
+                name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")()
+                for name in ("flash", "mem_efficient", "math", "cudnn")
+            }
+        return found
+
+    def close(self) -> None:
+        """Leave the invariant kernels and drop the model."""
+        if hasattr(self, "scope"):
+            self.scope.close()
+        self.model = None
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if gpu_names() else "cpu"
+    return name
+
+
+def _stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    ids = model.generation_config.eos_token_id
+    listed = ids if isinstance(ids, list) else [ids]
+    found = dict.fromkeys([*listed, tokenizer.eos_token_id])
+    stops = tuple(int(token) for token in found if token is not None)
+    if not stops:
+        raise ValueError("the model names no end token (generation_config.eos_token_id)")
+    return stops
+
+
+def _among(key: str, value: object, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise SettingError(key, value, "one of " + ", ".join(valid))

@@ -1,0 +1,58 @@
+"""Run one setting, or a sweep over settings, and write the report.
+
+    python -m nondet.run                          one setting
+    python -m nondet.run +sweep=batchsize         a study: all its settings, then the report
+    python -m nondet.run batch_size=1,4 dtype=bf16,fp32 task.limit=8 -m
+
+Exit codes: 0 done, 1 a run failed (recorded, the sweep went on), 2 a mistake in the command.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from nondet import sweep
+from nondet.data import data_folder
+from nondet.settings import SettingError
+
+
+@hydra.main(version_base="1.3", config_path=str(data_folder("configs")), config_name="config")
+def job(config: DictConfig) -> str:
+    """One job of Hydra's: the composed setting, and its repeats if it is the reference."""
+    hydra_config = HydraConfig.get()
+    number = 0 if OmegaConf.is_missing(hydra_config.job, "num") else int(hydra_config.job.num)
+    multirun = OmegaConf.select(hydra_config, "mode").name == "MULTIRUN"
+    folder = Path(hydra_config.sweep.dir if multirun else hydra_config.run.dir)
+    return sweep.do_job(config, number, Path(hydra_config.runtime.cwd) / folder)
+
+
+def main() -> int:
+    """Entry point; turns every mistake of the user's into one line and exit code 2."""
+    own_trace = os.environ.get("HYDRA_FULL_ERROR")
+    # Hydra would print a mistake over many lines and exit with 1; let it through to us instead.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        job()
+    except (SettingError, HydraException, OmegaConfBaseException) as error:
+        if own_trace:
+            raise
+        print("nondet: " + " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("nondet: stopped; the same command goes on where this one ended", file=sys.stderr)
+        return 130
+    finally:
+        sweep.close_display()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
