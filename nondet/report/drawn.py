@@ -20,13 +20,17 @@ COSTS = {
     "peak_device_memory_mb": "peak GPU memory (MB)",
 }
 MOST_COLUMNS = 160
+# More groups than these are drawn as one.
+MOST_GROUPS = 4
 
 
 def diverged(context: Context) -> pd.DataFrame:
-    """Rows of the summary that were compared: setting, items, diverged, share, low, high."""
+    """Runs that were compared and runs that are missing: setting, items, diverged, share, ..."""
     table = context.view.summary
     references = set(context.view.references.values())
-    table = table[~table["run_id"].isin(references) & table["diverged"].notna()]
+    table = table[~table["run_id"].isin(references)]
+    if table["diverged"].isna().all():
+        table = table.head(0)
     return pd.DataFrame(
         {
             "setting": table["label"],
@@ -36,6 +40,7 @@ def diverged(context: Context) -> pd.DataFrame:
             "share": table["div_percent"] / 100,
             "low": table["div_low"] / 100,
             "high": table["div_high"] / 100,
+            "missing": table["status"].where(table["status"] != "complete", ""),
         }
     ).reset_index(drop=True)
 
@@ -88,8 +93,8 @@ def most_diverged(table: pd.DataFrame, count: int) -> list[str]:
 
 
 def last_position(context: Context) -> int:
-    """The last token position that was compared."""
-    return int(context.view.survival["t"].max())
+    """The last token position of any reference response."""
+    return max(1, int(context.view.divergence["len_ref"].max()) - 1)
 
 
 def bin_edges(last: int) -> list[int]:
@@ -272,7 +277,12 @@ def forks(context: Context) -> pd.DataFrame:
     if table.empty:
         return pd.DataFrame(columns=names)
     table = table[table["event"] & table["gap_logprob"].notna()]
-    group = table["slice"] if (table["slice"] != "").any() else table["label"]
+    first = table["run_id"].isin(_first_repeats(context))
+    table = table[first] if first.any() else table
+    group = table["slice"]
+    if not (group != "").any():
+        few = table["label"].nunique() <= MOST_GROUPS
+        group = table["label"] if few else pd.Series("all settings", index=table.index)
     found = pd.DataFrame(
         {
             "setting": table["label"],

@@ -8,11 +8,17 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nondet.report.style import COLUMN, FAINT, INK, MUTED, Look, canvas, shorten
+from nondet.report.style import COLUMN, FAINT, INK, MUTED, Look, canvas, wrap
 
 # More rows than these make a figure nobody reads; all of them are in its CSV.
 MOST_ROWS = 36
 ROW = 0.235
+
+
+def height_of(table: pd.DataFrame) -> float:
+    """Height in inches of a figure with one row a setting; long names take two lines."""
+    double = any("\n" in wrap(str(name)) for name in table["setting"])
+    return 0.75 + (1.4 if double else 1) * ROW * max(len(table), 2)
 
 
 def kept(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -40,7 +46,14 @@ def draw_intervals(
     for row, entry in enumerate(table.to_dict("records")):
         look, at = looks[entry["setting"]], entry[value]
         if pd.isna(at):
-            ax.text(0, row, "  none", va="center", color=MUTED, fontsize=7.5)
+            ax.text(
+                0,
+                row,
+                f"  {entry.get('missing') or 'none'}",
+                va="center",
+                color=MUTED,
+                fontsize=7.5,
+            )
             continue
         if bars:
             ax.barh(row, at, 0.62, color="none" if look.hollow else look.colour, alpha=0.32, lw=0)
@@ -58,8 +71,8 @@ def draw_intervals(
 
 
 def _rows(ax: Axes, table: pd.DataFrame, notes: Sequence[str]) -> None:
-    names = [shorten(str(name)) for name in table["setting"]]
-    ax.set_yticks(range(len(names)), names)
+    names = [wrap(str(name)) for name in table["setting"]]
+    ax.set_yticks(range(len(names)), names, linespacing=1.0)
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
@@ -87,7 +100,7 @@ def interval_figure(
     notes: Sequence[str] = (),
 ) -> Figure:
     """A figure of ``draw_intervals``, as high as it has rows."""
-    figure, ax = canvas(COLUMN, 0.75 + ROW * max(len(table), 2))
+    figure, ax = canvas(COLUMN, height_of(table))
     draw_intervals(ax, table, looks, value, label, bars=bars, notes=notes)
     return figure
 
@@ -96,7 +109,7 @@ def cost_figure(
     table: pd.DataFrame, looks: Mapping[str, Look], columns: Mapping[str, str]
 ) -> Figure:
     """Bars of several costs side by side; ``columns`` maps a column to its axis label."""
-    figure = Figure(figsize=(COLUMN, 0.75 + ROW * max(len(table), 2)), layout="constrained")
+    figure = Figure(figsize=(COLUMN, height_of(table)), layout="constrained")
     axes = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
     for ax, (column, label) in zip(axes, columns.items(), strict=True):
         largest = table[column].max()

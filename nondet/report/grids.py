@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from nondet.report.style import COLUMN, FAINT, INK, MUTED, PAPER, shorten
+from nondet.report.style import COLUMN, FAINT, INK, MUTED, PAPER, shorten, wrap
 
 AGREE = LinearSegmentedColormap.from_list("agree", ["#b34700", "#f0d9b5", "#cfe3f2", "#0a5c99"])
 MOST_CELLS = 24
@@ -24,7 +24,9 @@ def heat_figure(labels: Sequence[str], share_CC: NDArray[np.float64]) -> Figure:
     """
     count = len(labels)
     cell = 0.34 if count <= 14 else 0.22
-    figure = Figure(figsize=(max(COLUMN, 2.6 + cell * count), 0.75 + cell * max(count, 3)))
+    widest = max((len(line) for label in labels for line in wrap(label, 34).split("\n")), default=0)
+    width = 1.1 + 0.075 * (widest + 3) + cell * count
+    figure = Figure(figsize=(max(3.2, width), 0.75 + cell * max(count, 3)))
     figure.set_layout_engine("constrained")
     ax = figure.add_subplot()
     image = ax.imshow(np.ma.masked_invalid(share_CC), cmap=AGREE, vmin=0, vmax=1)
@@ -39,8 +41,8 @@ def heat_figure(labels: Sequence[str], share_CC: NDArray[np.float64]) -> Figure:
                 text = "–" if np.isnan(value) else f"{_floor(value)}"
                 colour = "white" if dark else (INK if np.isnan(value) else "black")
                 ax.text(column, row, text, ha="center", va="center", color=colour, fontsize=7)
-    names = [f"{shorten(label, 34)}  {place + 1}" for place, label in enumerate(labels)]
-    ax.set_yticks(range(count), names)
+    names = [f"{wrap(label, 34)}  {place + 1}" for place, label in enumerate(labels)]
+    ax.set_yticks(range(count), names, linespacing=1.0)
     ax.set_xticks(range(count), [str(place + 1) for place in range(count)])
     ax.tick_params(length=0)
     ax.xaxis.tick_top()

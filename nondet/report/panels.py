@@ -26,11 +26,15 @@ def diverged_panel(context: Context) -> Panel:
     if table.empty:
         return Panel(name, title, "", table, words=NO_PAIR)
     rows, note = kept(table)
-    notes = [f"{row.diverged:.0f} of {row.items:.0f}" for row in rows.itertuples()]
+    notes = [
+        "" if row["missing"] else f"{row['diverged']:,.0f} of {row['items']:,.0f}"
+        for row in rows.to_dict("records")
+    ]
     figure = interval_figure(
         rows, context.looks, "share", "share of items, 95 % interval", notes=notes
     )
-    listed = "; ".join(f"{r.setting}: {r.diverged:.0f} of {r.items:.0f}" for r in rows.itertuples())
+    names = rows["setting"].astype(str)
+    listed = "; ".join(f"{a}: {b or 'no result'}" for a, b in zip(names, notes, strict=True))
     alt = f"Share of items whose response diverges, by setting. {listed}."
     about = _references(context) + " Hollow markers are invariant kernels. " + note
     return Panel(name, title, alt, table, figure, note=about.strip())

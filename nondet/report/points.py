@@ -29,12 +29,13 @@ def gap_figure(table: pd.DataFrame, looks: Mapping[str, Look]) -> Figure:
     line = np.concatenate([[0.0], np.geomspace(SMALLEST / 10, top, 60)])
     ax.plot(line, 2 * line, color=MUTED, lw=0.9, ls=(0, (4, 2)))
     ax.fill_between(line, 0, 2 * line, color=MUTED, alpha=0.08, lw=0)
-    ax.annotate(
-        "gap = 2 × noise",
-        (top * 0.04, top * 0.08),
-        xytext=(-6, 3),
-        textcoords="offset points",
+    ax.text(
+        0.985,
+        0.02,
+        "gap ≤ 2 × difference:\nrounding explains the flip",
+        transform=ax.transAxes,
         ha="right",
+        va="bottom",
         color=MUTED,
         fontsize=7.5,
     )
@@ -63,7 +64,11 @@ def gap_figure(table: pd.DataFrame, looks: Mapping[str, Look]) -> Figure:
     ax.grid(color=FAINT, lw=0.5)
     ax.set_xlabel("largest logprob difference before the fork (nats)")
     ax.set_ylabel("top-1 to top-2 gap at the fork (nats)")
-    ax.legend(loc="upper left", handletextpad=0.2, labelcolor=INK)
+    if table["group"].nunique() > 1:
+        columns = max(1, 72 // (8 + table["group"].str.len().clip(upper=40).max()))
+        figure.legend(
+            loc="outside upper left", ncols=min(4, columns), handletextpad=0.2, labelcolor=INK
+        )
     return figure
 
 

@@ -7,6 +7,7 @@ line style. So a figure can be read in black and white.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -111,6 +112,8 @@ def looks(settings: Sequence[Mapping[str, Any]]) -> list[Look]:
         known = by_dtype and dtype in DTYPE_COLOURS
         colour = DTYPE_COLOURS[dtype] if known else OTHER_COLOURS[turn]
         count = seen[colour] = seen.get(colour, -1) + 1
+        # Curves that lie on each other stay visible when their dashes differ.
+        count = count if by_dtype else place
         result.append(
             Look(
                 colour,
@@ -132,6 +135,16 @@ def canvas(width: float, height: float, **kwargs: Any) -> tuple[Figure, Axes]:
     """A figure with one axis, in inches. Call inside ``house``."""
     figure = Figure(figsize=(width, height), layout="constrained", **kwargs)
     return figure, figure.add_subplot()
+
+
+def wrap(label: str, width: int = 27) -> str:
+    """A label on at most two lines, broken after a comma or space where there is one."""
+    if len(label) <= width:
+        return label
+    lines = textwrap.wrap(label, width, break_on_hyphens=False)
+    if len(lines) > 2:
+        lines = [lines[0], shorten(" ".join(lines[1:]), width)]
+    return "\n".join(lines)
 
 
 def shorten(label: str, limit: int = 30) -> str:

@@ -94,7 +94,7 @@ def viewer_data(
     runs = study.complete[:MOST_RUNS]
     wanted = list(order)[:MOST_ITEMS]
     stored = [responses(run, wanted, run.top_k) for run in runs]
-    items = []
+    items: list[dict[str, Any]] = []
     size = 0
     for item in wanted:
         present = [part.get(item) for part in stored]
