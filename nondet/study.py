@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,15 @@ class Study:
     seed: int = 0
     notes: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def complete(self) -> tuple[Run, ...]:
         return tuple(run for run in self.runs if run.status == "complete")
 
-    @property
+    @cached_property
     def failed(self) -> tuple[Run, ...]:
         return tuple(run for run in self.runs if run.status != "complete")
 
-    @property
+    @cached_property
     def factors(self) -> tuple[str, ...]:
         """Names of the factors that vary between the runs, in the order of the record."""
         names = {name: None for run in self.runs for name in run.factors}
