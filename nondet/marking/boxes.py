@@ -8,37 +8,49 @@ from __future__ import annotations
 import re
 
 _BOX = re.compile(r"\\f?boxed\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _PHRASE = re.compile(
-    r"(?:^|[\s*_(>])(?:(?:the|my)\s+)?(?:(?:final|correct)\s+)?answer"
-    r"(?:\s+is|\s*\**\s*[:=])\s*:?[\s*_]*",
+    r"(?:^|[\s*_(>])answer(?:[ ]{1,3}is|[ ]{0,3}\*{0,3}[ ]{0,3}[:=])[ ]{0,3}:?[\s*_]{0,9}",
     re.IGNORECASE,
 )
 _EQUALS = re.compile(r"=\s*([^=\n]{1,80}?)\s*\Z")
-_END = re.compile(r"\n|\.(?=\s|\Z)|[;!?](?=\s|\Z)|\*\*|,\s+[a-zA-Z]")
+_END = re.compile(r"\n|\.(?=\s|\Z|\*)|[;!?](?=\s|\Z)|\*\*|,\s+(?:[a-zA-Z]{2,})")
+_LONGEST = 2000  # characters looked at after an answer phrase
 _SHORT = 80  # characters of a response that is nothing but its answer
 
 
 def boxes(text: str) -> tuple[list[str], bool]:
-    """Contents of the outermost boxes in order, and whether the last one is left open."""
+    """Contents of the outermost boxes in order, and whether the last one is left open.
+
+    A box that holds nothing but a box is opened up.
+    """
     found: list[str] = []
     place = 0
     while opened := _BOX.search(text, place):
         end = _closing(text, opened.end())
         if end is None:
             return found, True
-        found.append(text[opened.end() : end].strip())
+        found.append(_unwrapped(text[opened.end() : end].strip()))
         place = end + 1
     return found, False
 
 
 def _closing(text: str, start: int) -> int | None:
-    depth, place = 1, start
-    for brace in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
+    depth = 1
+    for brace in _BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
-            place = start + brace.start()
-            return place
+            return brace.start()
     return None
+
+
+def _unwrapped(text: str) -> str:
+    while opened := _BOX.match(text):
+        end = _closing(text, opened.end())
+        if end is None or end != len(text) - 1:
+            break
+        text = text[opened.end() : end].strip()
+    return text
 
 
 def after_thought(text: str) -> str | None:
@@ -70,11 +82,13 @@ def answer_spans(text: str, truncated: bool = False) -> list[str]:
     last = closing.rsplit("\n", 1)[-1]
     equals = _EQUALS.search(last[-200:])
     if equals:
-        return [equals[1].rstrip(".").strip()]
+        return [equals[1].strip().removesuffix(".").strip()]
     return [closing] if closing and len(closing) <= _SHORT and "\n" not in closing else []
 
 
 def _span(text: str, start: int) -> tuple[str, bool]:
-    end = _END.search(text, start)
-    stop = end.start() if end else len(text)
+    # A longer answer than that is none, and looking for its end must not cost the whole text.
+    limit = min(len(text), start + _LONGEST)
+    end = _END.search(text, start, limit)
+    stop = end.start() if end else limit
     return text[start:stop].strip().strip("*_").strip(), end is not None

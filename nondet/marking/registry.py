@@ -11,6 +11,10 @@ from nondet.settings import SettingError
 MARKERS = {
     "none": "nondet.marking.nothing:NoMarker",
     "integer": "nondet.marking.numbers:IntegerMarker",
+    "math": "nondet.marking.mathematics:MathMarker",
+    "choice": "nondet.marking.choice:ChoiceMarker",
+    "code": "nondet.marking.programs:CodeMarker",
+    "reasoning_gym": "nondet.marking.gym:GymMarker",
 }
 
 

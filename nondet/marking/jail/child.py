@@ -134,9 +134,8 @@ def serve_calls(text: str, entry: str, inbox: int, outbox: int) -> NoReturn:
 
 def _find(module: types.ModuleType, entry: str) -> Callable[..., Any]:
     """``name`` of a function, or of a method of ``Solution``."""
-    found = getattr(module, entry, None)
-    if found is None and hasattr(module, "Solution"):
-        found = getattr(module.Solution(), entry)
+    solution = getattr(module, "Solution", None)
+    found = getattr(solution(), entry) if hasattr(solution, entry) else getattr(module, entry, None)
     if not callable(found):
         raise NameError(entry)
     target: Callable[..., Any] = found
