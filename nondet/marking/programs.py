@@ -89,10 +89,10 @@ def program(answered: Answered) -> str | None:
         return None
     fences = [(found.start(), found.end(), found[1]) for found in _FENCE.finditer(final)]
     if not fences:
-        code = final.strip("\n")
-        if answered.truncated or not (_DEFINES.match(code.lstrip()) or code.startswith("    ")):
-            return None
-        return code
+        code = final.rstrip()
+        first = next(filter(str.strip, code.split("\n")), "")
+        starts = _DEFINES.match(first) is not None or first[:1] in (" ", "\t")
+        return code if starts and not answered.truncated else None
     blocks, place = [], 0
     while place + 1 < len(fences):
         blocks.append(final[fences[place][1] : fences[place + 1][0]])

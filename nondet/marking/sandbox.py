@@ -110,7 +110,7 @@ class Sandbox:
         setup: trusted text that the test needs, such as the prompt it was written for. The
         program and the test run in different processes; only plain data goes between them.
         """
-        trusted = {"setup": setup, "test": test}
+        trusted = {"setup": setup, "test": test, "entry": entry}
         return self._ask({"kind": "calls", "code": code, "entry": entry}, trusted)
 
     def close(self) -> None:

@@ -135,7 +135,8 @@ def serve_calls(text: str, entry: str, inbox: int, outbox: int) -> NoReturn:
 def _find(module: types.ModuleType, entry: str) -> Callable[..., Any]:
     """``name`` of a function, or of a method of ``Solution``."""
     solution = getattr(module, "Solution", None)
-    found = getattr(solution(), entry) if hasattr(solution, entry) else getattr(module, entry, None)
+    owner = solution() if callable(solution) and hasattr(solution, entry) else module
+    found = getattr(owner, entry, None)
     if not callable(found):
         raise NameError(entry)
     target: Callable[..., Any] = found
@@ -176,12 +177,17 @@ class Candidate:
         raise self.raised
 
 
-def run_test(setup: str, test: str, inbox: int, outbox: int) -> str:
-    """Run a trusted test, which must define ``check(candidate)``: pass, wrong, error or gone."""
+def run_test(trusted: dict[str, str], inbox: int, outbox: int) -> str:
+    """Run a trusted test, which must define ``check(candidate)``: pass, wrong, error or gone.
+
+    The test may also call the function under test by its name.
+    """
     candidate = Candidate(inbox, outbox)
     module = types.ModuleType("test")
     try:
-        exec(compile(setup + "\n" + test, "<test>", "exec"), module.__dict__)
+        text = trusted["setup"] + "\n" + trusted["test"]
+        exec(compile(text, "<test>", "exec"), module.__dict__)
+        setattr(module, trusted["entry"], candidate)
         module.check(candidate)
     except SystemExit:
         return "error" if candidate.lost == "broken" else "gone"

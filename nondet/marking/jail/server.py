@@ -207,7 +207,7 @@ def _be_tester() -> None:
     code = 1
     try:
         trusted = wire.receive(3)
-        verdict = child.run_test(trusted["setup"], trusted["test"], 5, 4)
+        verdict = child.run_test(trusted, 5, 4)
         wire.send(6, verdict)
         code = 0
     finally:
