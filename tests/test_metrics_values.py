@@ -107,7 +107,7 @@ def test_differences_of_logprobs(pairs: list[tuple[float, float]]) -> None:
     got = absolute_differences(a, b)
     assert all(close(float(g), e) for g, e in zip(got, expected, strict=True))
     known = [value for value in expected if value is not None]
-    maximum, total, n, differ = sum_of_differences(a, b)
+    maximum, total, n, differ = sum_of_differences(got)
     assert n == len(known)
     assert differ == sum(value > 0 for value in known)
     assert maximum == pytest.approx(max(known, default=0.0))

@@ -70,7 +70,10 @@ def needed(rate: float, level: float = LEVEL) -> int:
 
 def item_weights(items: int, rng: np.random.Generator, resamples: int) -> NDArray[np.int64]:
     """How often each item is drawn in each resample, int64 (resamples, items)."""
-    return rng.multinomial(items, np.full(items, 1 / items), size=resamples)
+    drawn = rng.integers(0, items, (resamples, items))
+    drawn += np.arange(resamples)[:, None] * items
+    counts = np.bincount(drawn.ravel(), minlength=resamples * items)
+    return counts.reshape(resamples, items)
 
 
 def by_item(values_P: NDArray[np.float64], item_P: NDArray[np.int64]) -> NDArray[np.float64]:

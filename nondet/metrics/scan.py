@@ -13,7 +13,7 @@ from nondet.metrics.divergence import common_length
 from nondet.metrics.prefix import PrefixForest
 from nondet.metrics.probability import (
     Difference,
-    absolute_differences,
+    difference_rows,
     spread,
     sum_of_differences,
     summary_of,
@@ -86,30 +86,39 @@ def scan_logprobs(
     top1 = {name: _empty_top1(items) for name in groups}
     before = np.full((items, runs), np.nan)
     largest = np.full((items, runs), np.nan)
-    for item in range(items):
-        rows = [np.asarray(row(run, item), dtype=np.float64) for run in range(runs)]
-        for place, (a, b) in enumerate(pairs):
-            end = int(prefix[a][item, b])
-            found = sum_of_differences(rows[a][:end], rows[b][:end])
-            parts[place, 0] = max(parts[place, 0], found[0])
-            parts[place, 1:] += found[1:]
-        for run in range(runs):
-            end = int(with_reference[item, run])
-            if run != reference and end:
-                gap = absolute_differences(rows[reference][:end], rows[run][:end])
-                before[item, run] = gap[-1]
-                known = gap[~np.isnan(gap)]
-                largest[item, run] = known.max() if known.size else np.nan
-        probabilities = {run: np.exp(rows[run][: _longest(ends, item)]) for run in range(runs)}
-        for name, members in groups.items():
-            end = int(ends[name][item])
-            values = spread(np.stack([probabilities[run][:end] for run in members]), ddof)
-            _add(top1[name], item, values, int(global_end[item]))
+    with np.errstate(invalid="ignore"):
+        for item in range(items):
+            rows = [np.asarray(row(run, item), dtype=np.float64) for run in range(runs)]
+            for run in range(runs):
+                end = int(with_reference[item, run])
+                if run != reference and end:
+                    gap = np.abs(difference_rows(rows[reference][:end], rows[run][:end]))
+                    before[item, run] = gap[-1]
+                    largest[item, run] = _largest(gap)
+            for place, (a, b) in enumerate(pairs):
+                end = int(prefix[a][item, b])
+                gap = np.abs(difference_rows(rows[a][:end], rows[b][:end]))
+                found = sum_of_differences(gap)
+                parts[place, 0] = max(parts[place, 0], found[0])
+                parts[place, 1:] += found[1:]
+            probabilities = {run: np.exp(rows[run][: _longest(ends, item)]) for run in range(runs)}
+            for name, members in groups.items():
+                end = int(ends[name][item])
+                values = spread(np.stack([probabilities[run][:end] for run in members]), ddof)
+                _add(top1[name], item, values, int(global_end[item]))
     found_pairs = {
         pair: summary_of(part[0], part[1], int(part[2]), int(part[3]))
         for pair, part in zip(pairs, parts, strict=True)
     }
     return Scan(found_pairs, top1, before, largest)
+
+
+def _largest(gap: NDArray[np.float64]) -> float:
+    top = float(gap.max())
+    if np.isnan(top):
+        known = gap[~np.isnan(gap)]
+        top = float(known.max()) if known.size else np.nan
+    return top
 
 
 def _longest(ends: Mapping[str, NDArray[np.int64]], item: int) -> int:
