@@ -12,8 +12,19 @@ Loader = Callable[[TaskSetting], Task]
 
 # name: module and function.
 LOADERS = {
-    "arithmetic": "nondet.tasks.jsonl:load_arithmetic",
+    "recall": "nondet.tasks.jsonl:load_recall",
     "jsonl": "nondet.tasks.jsonl:load_jsonl",
+    "gsm8k": "nondet.tasks.gsm8k:load_gsm8k",
+    "math500": "nondet.tasks.math500:load_math500",
+    "aime24": "nondet.tasks.aime:load_aime24",
+    "aime25": "nondet.tasks.aime:load_aime25",
+    "gpqa_diamond": "nondet.tasks.gpqa:load_gpqa",
+    "mmlu_pro": "nondet.tasks.mmlu_pro:load_mmlu_pro",
+    "humaneval": "nondet.tasks.humaneval:load_humaneval",
+    "livecodebench_easy": "nondet.tasks.livecodebench:load_easy",
+    "livecodebench_medium": "nondet.tasks.livecodebench:load_medium",
+    "livecodebench_hard": "nondet.tasks.livecodebench:load_hard",
+    "reasoning_gym": "nondet.tasks.procedural:load_reasoning_gym",
 }
 
 __all__ = ["LOADERS", "Item", "Task", "load_task"]

@@ -13,7 +13,7 @@ from nondet.settings import SettingError, TaskSetting
 from nondet.tasks.base import Item, Task
 from nondet.tasks.source import only_options, read_lines
 
-ARITHMETIC = Path(__file__).parent / "data" / "arithmetic.jsonl"
+RECALL = Path(__file__).parent / "data" / "recall.jsonl"
 
 
 def load_jsonl(setting: TaskSetting) -> Task:
@@ -28,12 +28,12 @@ def load_jsonl(setting: TaskSetting) -> Task:
     return Task("jsonl", items, str(marker), source=str(path))
 
 
-def load_arithmetic(setting: TaskSetting) -> Task:
+def load_recall(setting: TaskSetting) -> Task:
     """The shipped default: short sums with a whole number as answer."""
     only_options(setting.options, {})
-    path = Path(setting.path) if setting.path else ARITHMETIC
+    path = Path(setting.path) if setting.path else RECALL
     items = read_items(path, setting.limit)
-    return Task("arithmetic", items, "integer", source=path.name)
+    return Task("recall", items, "integer", source=path.name)
 
 
 def read_items(path: Path, limit: int | None = None) -> tuple[Item, ...]:
