@@ -50,7 +50,7 @@ class ModelSetting:
 class TaskSetting:
     """Which items: ``name`` as in configs/task; ``limit`` keeps the first items only."""
 
-    name: str = "arithmetic"
+    name: str = "recall"
     path: str | None = None
     limit: int | None = None
     options: Mapping[str, Scalar] = field(default_factory=dict)

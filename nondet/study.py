@@ -81,13 +81,13 @@ def label_of(setting: Setting) -> str:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Run folders of a study folder, of a folder of runs, or the folder itself if it is a run."""
+    """Run folders, in order, of a study folder, of a folder of runs, or the folder itself if it is a run."""
     if (folder / "run.json").exists():
         return [folder]
     listed = folder / "study.json"
     base = folder / "runs" if (folder / "runs").is_dir() else folder
-    if listed.exists():
-        ids = json.loads(listed.read_text()).get("runs", [])
+    ids = json.loads(listed.read_text()).get("runs") if listed.exists() else None
+    if ids:
         return [base / run_id for run_id in ids if (base / run_id / "run.json").exists()]
     return sorted(path.parent for path in base.glob("*/run.json"))
 

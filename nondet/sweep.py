@@ -86,10 +86,10 @@ def job_overrides(config: DictConfig) -> list[list[str]]:
 
 def setting_of(config: DictConfig) -> Setting:
     """The checked setting in a composed config. Raises SettingError."""
-    values = OmegaConf.to_container(config, resolve=True)
+    factors = [str(key) for key in config if key not in (*STEERING, "hydra")]
+    values = OmegaConf.to_container(OmegaConf.masked_copy(config, factors), resolve=True)
     assert isinstance(values, dict)
-    skip = (*STEERING, "hydra")
-    return setting_from({str(k): v for k, v in values.items() if k not in skip})
+    return setting_from({str(key): value for key, value in values.items()})
 
 
 def begin(config: DictConfig, jobs: Sequence[DictConfig], folder: Path) -> None:
