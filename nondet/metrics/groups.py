@@ -35,14 +35,17 @@ def groups_of(study: Study) -> list[Group]:
     runs = study.complete
     found = [Group("all settings", "all", "", "", firsts)]
     for name in study.factors:
-        for value in dict.fromkeys(repr(runs[place].factors.get(name)) for place in firsts):
-            members = tuple(p for p in firsts if repr(runs[p].factors.get(name)) == value)
+        levels: dict[str, list[int]] = {}
+        for place in firsts:
+            levels.setdefault(repr(runs[place].factors.get(name)), []).append(place)
+        for members in levels.values():
             if len(members) < len(firsts):
                 shown = str(runs[members[0]].factors.get(name))
-                found.append(Group(f"{name} {shown}", "factor", name, shown, members))
-    for place in firsts:
-        key = repr(study.setting_key(runs[place]))
-        members = tuple(p for p, run in enumerate(runs) if repr(study.setting_key(run)) == key)
-        label = study.label(runs[place])
-        found.append(Group(f"repeats of {label}", "repeats", "", label, members))
+                found.append(Group(f"{name} {shown}", "factor", name, shown, tuple(members)))
+    repeats: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        repeats.setdefault(repr(study.setting_key(run)), []).append(place)
+    for members in repeats.values():
+        label = study.label(runs[members[0]])
+        found.append(Group(f"repeats of {label}", "repeats", "", label, tuple(members)))
     return [group for group in found if len(group.runs) > 1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ class PrefixForest:
     lengths_PC: NDArray[np.int64]
     cut_PC: NDArray[np.bool_]
 
-    @property
+    @cached_property
     def rank_PC(self) -> NDArray[np.int64]:
         """Place of every run in the walking order."""
         return np.argsort(self.order_PC, axis=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,9 @@ from nondet.metrics.divergence import CUT, FINISHED, Comparison, against, median
 from nondet.metrics.intervals import share_of_items
 from nondet.metrics.load import Gaps, Loaded
 from nondet.metrics.prefix import NEVER
+from nondet.metrics.probability import Difference
 from nondet.metrics.scan import Pair, Scan
-from nondet.metrics.survival import CENSORED, DIVERGED, agreement_curve
+from nondet.metrics.survival import CENSORED, DIVERGED, Curve, agreement_curve
 from nondet.metrics.survival import FINISHED as ENDED
 from nondet.study import Study
 
@@ -23,9 +25,10 @@ from nondet.study import Study
 def run_labels(study: Study) -> dict[str, str]:
     """A label for every run id: that of its setting, and the repeat where there are several."""
     settings = [repr(study.setting_key(run)) for run in study.runs]
+    counts = Counter(settings)
     labels = {}
     for run, setting in zip(study.runs, settings, strict=True):
-        several = settings.count(setting) > 1
+        several = counts[setting] > 1
         labels[run.id] = study.label(run) + (f", repeat {run.repeat}" if several else "")
     return labels
 
@@ -106,34 +109,21 @@ def pairs_table(study: Study, loaded: Loaded, scan: Scan) -> pd.DataFrame:
     """One row a pair of complete runs."""
     labels = run_labels(study)
     settings = [repr(study.setting_key(run)) for run in loaded.runs]
-    parts = []
+    ids = [run.id for run in loaded.runs]
+    rows: list[tuple[object, ...]] = []
     for a in range(len(loaded.runs) - 1):
         found = against(loaded.forest, a)
-        later = range(a + 1, len(loaded.runs))
         medians = median_position(found.position)
-        known = [scan.pairs.get((a, b)) for b in later]
-        parts.append(
-            pd.DataFrame(
-                {
-                    "run_a": loaded.runs[a].id,
-                    "run_b": [loaded.runs[b].id for b in later],
-                    "label_a": labels[loaded.runs[a].id],
-                    "label_b": [labels[loaded.runs[b].id] for b in later],
-                    "items": len(loaded.item_P),
-                    "identical": found.identical[:, a + 1 :].sum(axis=0),
-                    "diverged": found.diverged[:, a + 1 :].sum(axis=0),
-                    "median_first": medians[a + 1 :],
-                    "kind": [_kind(settings[a], settings[b]) for b in later],
-                    "max_abs_dlogprob": [d.maximum if d else np.nan for d in known],
-                    "mean_abs_dlogprob": [d.mean if d else np.nan for d in known],
-                    "logprobs_compared": [d.n if d else 0 for d in known],
-                    "logprobs_differ": [d.differ if d else 0 for d in known],
-                }
-            )
-        )
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(PAIRS))
+        identical, diverged = found.identical.sum(axis=0), found.diverged.sum(axis=0)
+        for b in range(a + 1, len(loaded.runs)):
+            names = (ids[a], ids[b], labels[ids[a]], labels[ids[b]])
+            counts = (len(loaded.item_P), int(identical[b]), int(diverged[b]), float(medians[b]))
+            difference = scan.pairs.get((a, b), NOT_COMPARED)
+            rows.append((*names, *counts, _kind(settings[a], settings[b]), *difference))
+    return pd.DataFrame(rows, columns=list(PAIRS))
 
 
+NOT_COMPARED = Difference(np.nan, np.nan, 0, 0)
 PAIRS = (
     "run_a",
     "run_b",
@@ -232,15 +222,17 @@ def survival_table(
 ) -> pd.DataFrame:
     """Kaplan-Meier survival and cumulative incidence against the reference, step by step."""
     status = np.where(first.diverged, DIVERGED, np.where(first.cut, CENSORED, ENDED))
-    parts = []
-    for place, run in list(enumerate(loaded.runs))[1:]:
-        curve = agreement_curve(
-            first.time[:, place], status[:, place], rng, loaded.item_P, resamples
-        )
-        part = pd.DataFrame(curve._asdict()).rename(columns={"time": "t"})
-        part.insert(0, "label", labels[run.id])
-        part.insert(0, "run_id", run.id)
-        parts.append(part)
-    names = ["run_id", "label", "t", "at_risk", "events", "survival", "low", "high"]
-    names += ["incidence", "incidence_low", "incidence_high", "finished"]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=names)
+    curves = [
+        agreement_curve(first.time[:, run], status[:, run], rng, loaded.item_P, resamples)
+        for run in range(1, len(loaded.runs))
+    ]
+    ids = [run.id for run in loaded.runs[1:]]
+    sizes = [len(curve.time) for curve in curves]
+    columns: dict[str, Any] = {
+        "run_id": np.repeat(np.array(ids, dtype=object), sizes),
+        "label": np.repeat(np.array([labels[name] for name in ids], dtype=object), sizes),
+    }
+    for field in Curve._fields:
+        parts = [getattr(curve, field) for curve in curves]
+        columns["t" if field == "time" else field] = np.concatenate(parts or [np.empty(0)])
+    return pd.DataFrame(columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -174,8 +175,10 @@ def attribution_table(study: Study, loaded: Loaded, rng: np.random.Generator) ->
     rows = []
     for name, found in pairs.items():
         total = np.zeros(len(loaded.item_P))
-        for a in sorted({a for a, _ in found}):
-            others = [b for one, b in found if one == a]
+        partners: dict[int, list[int]] = defaultdict(list)
+        for a, b in found:
+            partners[a].append(b)
+        for a, others in partners.items():
             total += against(loaded.forest, a).identical[:, others].sum(axis=1)
         share = total / len(found) if found else np.full(len(total), np.nan)
         estimate = mean_over_items(by_item(share, loaded.item_P), rng)
