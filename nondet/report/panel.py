@@ -41,7 +41,18 @@ class Panel:
     words: str = ""
     note: str = ""
     wide: bool = False
-    files: dict[str, str] = field(default_factory=dict)
+    _svg: list[str] = field(default_factory=list)
+
+    @property
+    def svg(self) -> str:
+        """The figure as SVG text, drawn once. Raises ValueError when there is none."""
+        if self.figure is None:
+            raise ValueError(f"{self.name}: nothing was drawn")
+        if not self._svg:
+            self._svg.append(draw_svg(self.figure, self.name))
+            # Laid out now: what is drawn later must not move, and laying out is slow.
+            self.figure.set_layout_engine("none")
+        return self._svg[0]
 
 
 def save(panel: Panel, folder: Path) -> list[Path]:
@@ -51,10 +62,10 @@ def save(panel: Panel, folder: Path) -> list[Path]:
     panel.table.to_csv(paths[0], index=False)
     if panel.figure is None:
         return paths
+    svg = folder / f"{panel.name}.svg"
+    svg.write_text(panel.svg)
     png = folder / f"{panel.name}.png"
     panel.figure.savefig(png, dpi=PNG_DPI, facecolor="white", metadata={"Software": None})
-    svg = folder / f"{panel.name}.svg"
-    svg.write_text(draw_svg(panel.figure, panel.name))
     return [*paths, png, svg]
 
 
@@ -71,10 +82,7 @@ def inline(panel: Panel) -> str:
 
     Raises ValueError when the panel was not drawn.
     """
-    if panel.figure is None:
-        raise ValueError(f"{panel.name}: nothing was drawn")
-    svg = draw_svg(panel.figure, panel.name)
-    svg = svg[svg.index("<svg") :]
+    svg = panel.svg[panel.svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
     for colour, variable in THEME.items():
         svg = re.sub(re.escape(colour), variable, svg, flags=re.I)

@@ -76,7 +76,8 @@ def _nats(value: float, _: int) -> str:
     if value == 0:
         return "0"
     power = round(np.log10(value))
-    return f"{value:g}" if -3 <= power <= 3 else f"$10^{{{power}}}$"
+    small = str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{value:g}" if -3 <= power <= 3 else f"10{small}"
 
 
 def length_figure(table: pd.DataFrame) -> Figure:

@@ -75,6 +75,8 @@ RC: dict[str, Any] = {
     "lines.markersize": 5,
     "hatch.linewidth": 0.6,
     "svg.fonttype": "none",
+    # Names may hold dollar signs.
+    "text.parse_math": False,
     "figure.dpi": 100,
     "figure.constrained_layout.w_pad": 0.07,
     "figure.constrained_layout.h_pad": 0.05,
