@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -81,11 +82,12 @@ def test_the_bootstrap_is_one_of_the_mean() -> None:
     assert got.high == pytest.approx(values.mean() + half, abs=0.02)
 
 
+@cache
 def coverage_of_share(n: int, share: float) -> float:
     """Exact coverage of Wilson's interval: a sum over all counts, no simulation."""
-    counts = np.arange(n + 1)
-    inside = [wilson(int(count), n).low <= share <= wilson(int(count), n).high for count in counts]
-    return float(stats.binom.pmf(counts, n, share)[inside].sum())
+    found = [wilson(count, n) for count in range(n + 1)]
+    inside = [one.low <= share <= one.high for one in found]
+    return float(stats.binom.pmf(np.arange(n + 1), n, share)[inside].sum())
 
 
 SHARES = np.linspace(0.05, 0.95, 37)

@@ -30,6 +30,8 @@ def test_kaplan_meier_agrees_with_statsmodels(seed: int, items: int, spread: int
     np.testing.assert_array_equal(curve.at_risk[events], reference.n_risk)
 
 
+# The reference divides by zero in its variance, which is not used here.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("seed", "items", "spread"), PARAMETERS)
 def test_cumulative_incidence_agrees_with_statsmodels(seed: int, items: int, spread: int) -> None:
     time, status = sample(seed, items, spread)
@@ -95,5 +97,5 @@ def test_samples_of_one_item_are_drawn_together() -> None:
     time, status = np.repeat([3, 9], 20), np.repeat([DIVERGED, CENSORED], 20)
     together = agreement_curve(time, status, rng, item_P=np.repeat([0, 1], 20))
     apart = agreement_curve(time, status, rng)
-    assert (together.low[0], together.high[0]) == (0.0, 1.0)
+    assert together.low[0] < 0.1 < 0.9 < together.high[0]
     assert 0.3 < apart.low[0] < apart.high[0] < 0.7

@@ -6,6 +6,7 @@ All intervals are 95 % unless ``level`` says otherwise. Every resampling takes a
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -30,11 +31,17 @@ class Estimate(NamedTuple):
 NOTHING = Estimate(math.nan, math.nan, math.nan, 0)
 
 
+@cache
+def _normal(level: float) -> float:
+    """Two-sided quantile of the normal distribution, 1.96 for 0.95."""
+    return float(stats.norm.ppf((1 + level) / 2))
+
+
 def wilson(count: float, n: int, level: float = LEVEL) -> Estimate:
     """Share ``count / n`` with Wilson's score interval (Wilson 1927). n = 0 gives NaN."""
     if n == 0:
         return NOTHING
-    z = float(stats.norm.ppf((1 + level) / 2))
+    z = _normal(level)
     share = count / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
@@ -92,7 +99,11 @@ def mean_over_items(
     resamples: int = RESAMPLES,
     level: float = LEVEL,
 ) -> Estimate:
-    """Mean of one number an item, NaN left out, with the percentile bootstrap over items."""
+    """Mean of one number an item, NaN left out, with the bootstrap over items.
+
+    The percentiles are widened for small samples as Student's t is ("expanded percentile",
+    Hesterberg 2015): plain ones cover 92 to 93 % with 30 items.
+    """
     known = np.asarray(values, dtype=np.float64)
     known = known[~np.isnan(known)]
     if not known.size:
@@ -107,7 +118,8 @@ def mean_over_items(
     for start in range(0, resamples, step):
         drawn = item_weights(known.size, rng, min(step, resamples - start))
         means.append(drawn @ known / known.size)
-    tail = (1 - level) / 2
+    reach = math.sqrt(known.size / (known.size - 1)) * stats.t.ppf((1 + level) / 2, known.size - 1)
+    tail = float(stats.norm.cdf(-reach))
     low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
     return Estimate(value, float(low), float(high), known.size)
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import norm
 
 from nondet.metrics.intervals import LEVEL, item_weights
 
@@ -70,6 +71,29 @@ def _curves(
     return survival, incidence, done
 
 
+def _band(
+    survival_M: NDArray[np.float64],
+    drawn_BM: NDArray[np.float64],
+    bound_M: NDArray[np.float64],
+    level: float,
+) -> NDArray[np.float64]:
+    """Pointwise band, (2, M): the spread of the resampled curves on the scale log(-log S).
+
+    That scale keeps the band within 0 and 1 and its coverage near the level with few items
+    (Kalbfleisch and Prentice 1980), which plain percentiles do not. Where S is 0 percentiles are
+    taken, where it is 1 the exact ``bound_M``.
+    """
+    band = np.quantile(drawn_BM, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    inside = (survival_M > 0) & (survival_M < 1)
+    value = survival_M[inside]
+    spread = drawn_BM[:, inside].std(axis=0, ddof=1) / (value * -np.log(value))
+    reach = float(norm.ppf((1 + level) / 2)) * spread
+    band[0, inside], band[1, inside] = value ** np.exp(reach), value ** np.exp(-reach)
+    untouched = survival_M == 1
+    band[0, untouched], band[1, untouched] = 1 - bound_M[untouched], 1.0
+    return np.asarray(band)
+
+
 def agreement_curve(
     time_P: NDArray[np.int64],
     status_P: NDArray[np.int64],
@@ -105,15 +129,10 @@ def agreement_curve(
         items = np.arange(len(time_P)) if item_P is None else item_P
         weights = item_weights(int(items.max()) + 1, rng, resamples)[:, items]
         drawn = _curves(*_tables(weights, order, starts, status))
-        tails = [(1 - level) / 2, (1 + level) / 2]
-        bands = np.concatenate(
-            [np.quantile(drawn[0], tails, axis=0), np.quantile(drawn[1], tails, axis=0)]
-        )
         # The exact upper bound of a share of which 0 of n was seen.
-        bound = 1 - tails[0] ** (1 / at_risk[0])
-        untouched = survival[0] == 1
-        bands[0] = np.where(untouched, 1 - bound, bands[0])
-        bands[3] = np.where(untouched, np.maximum(bands[3], bound), bands[3])
+        bound = 1 - ((1 - level) / 2) ** (1 / at_risk[0])
+        bands[:2] = _band(survival[0], drawn[0], bound, level)
+        bands[2:] = 1 - _band(1 - incidence[0], 1 - drawn[1], bound, level)[::-1]
     return Curve(
         times,
         at_risk[0].astype(np.int64),
