@@ -23,14 +23,13 @@ from nondet.marking.table import mark_table
 from nondet.plan import Plan
 from nondet.progress import Display
 from nondet.runs import Run, RunWriter, read_run, write_json
-from nondet.study import label_of
 
 # Kept free until a run ends, so that a full disk can still record its failure.
 RESERVE_BYTES = 1 << 17
 LOG_LINES = 3
 
 
-def execute(plan: Plan, store: Path, display: Display) -> str:
+def execute(plan: Plan, store: Path, display: Display, label: str) -> str:
     """Do one run, or what is left of it; returns its status: complete, failed, or skipped.
 
     store: the folder of all runs. A failure is recorded with its reason, never raised.
@@ -42,10 +41,10 @@ def execute(plan: Plan, store: Path, display: Display) -> str:
         if known is not None and known.status == "complete":
             if known.record["task_fingerprint"] != plan.task_fingerprint:
                 _mark_again(plan, known)
-            display.run_begins(label_of(plan.setting), len(plan.workload.requests), 0)
+            display.run_begins(label, len(plan.workload.requests), 0)
             display.run_ends("skipped, this run is already there")
             return "skipped"
-        return _run(plan, RunWriter(folder), known, display)
+        return _run(plan, RunWriter(folder), known, display, label)
 
 
 def _known(folder: Path) -> Run | None:
@@ -55,7 +54,7 @@ def _known(folder: Path) -> Run | None:
         return None
 
 
-def _run(plan: Plan, writer: RunWriter, known: Run | None, display: Display) -> str:
+def _run(plan: Plan, writer: RunWriter, known: Run | None, display: Display, label: str) -> str:
     record = first_record(plan)
     if known is not None:
         record["started"] = known.record["started"]
@@ -72,7 +71,7 @@ def _run(plan: Plan, writer: RunWriter, known: Run | None, display: Display) -> 
         "workload": plan.workload.to_dict(),
     }
     done = sum(pq.read_metadata(writer.part_path(n)).num_rows for n in writer.done_waves())
-    display.run_begins(label_of(plan.setting), len(plan.workload.requests), done)
+    display.run_begins(label, len(plan.workload.requests), done)
     try:
         write_json(writer.folder / "job.json", job)
         reason = _follow(plan, writer.folder, record, display)

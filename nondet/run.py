@@ -15,13 +15,10 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from nondet import sweep
 from nondet.data import data_folder
-from nondet.settings import SettingError
 
 
 @hydra.main(version_base="1.3", config_path=str(data_folder("configs")), config_name="config")
@@ -44,10 +41,10 @@ def main() -> int:
         sys.argv.insert(1, "--multirun")
     try:
         job()
-    except (SettingError, HydraException, OmegaConfBaseException) as error:
+    except sweep.MISTAKES as error:
         if own_trace:
             raise
-        print("nondet: " + " ".join(str(error).split()), file=sys.stderr)
+        print(f"nondet: {sweep.one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("nondet: stopped; the same command goes on where this one ended", file=sys.stderr)

@@ -71,17 +71,15 @@ def join_factors(factors: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def label_of(setting: Setting) -> str:
-    """What a setting is called while it runs, before it is known which factors vary."""
-    shown = ("backend", "dtype", "kernels", "attention", "padding", "batch_size", "gpus")
+def label_of(setting: Setting, varying: Sequence[str] = ()) -> str:
+    """What a setting is called while it runs: the varying factors, or the usual ones."""
     factors = setting.factors()
-    own = {name: factors[name] for name in shown}
-    repeat = f", repeat {setting.repeat}" if setting.repeat else ""
-    return join_factors({**own, **setting.backend.options}) + repeat
+    names = varying or ("backend", "dtype", "kernels", "batch_size")
+    return join_factors({name: factors.get(name) for name in names})
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Run folders, in order, of a study folder, of a folder of runs, or the folder itself if it is a run."""
+    """Run folders, in order, of a study folder or a folder of runs; a run folder is its own."""
     if (folder / "run.json").exists():
         return [folder]
     listed = folder / "study.json"

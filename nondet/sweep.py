@@ -18,8 +18,10 @@ from typing import Any
 from hydra import compose
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 import nondet
 from nondet.execute import execute
@@ -27,12 +29,17 @@ from nondet.plan import plan_run, repeats_of
 from nondet.progress import Lines, Live
 from nondet.runs import write_json
 from nondet.settings import Setting, SettingError, setting_from
+from nondet.study import label_of, load_study
 
 # Keys of config.yaml that steer a study and are no factors of a run.
-STEERING = ("study", "repeats", "outputs")
+STEERING = ("study", "repeats", "outputs", "report")
 LOCAL_LAUNCHER = "basic"
 
+# What a user can get wrong, as exceptions.
+MISTAKES = (SettingError, HydraException, OmegaConfBaseException)
+
 _display: Live | Lines | None = None
+_varying: tuple[str, ...] = ()
 
 
 class StudyCallback(Callback):
@@ -44,7 +51,8 @@ class StudyCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         def start() -> None:
             name = str(config.hydra.job.config_name)
-            jobs = [compose(name, words) for words in job_overrides(config)]
+            path = [w for w in config.hydra.overrides.hydra if w.startswith("hydra.searchpath=")]
+            jobs = [compose(name, [*path, *words]) for words in job_overrides(config)]
             begin(config, jobs, Path(config.hydra.sweep.dir))
 
         _or_exit(start)
@@ -60,14 +68,19 @@ def _or_exit(work: Callable[[], None]) -> None:
     # Hydra turns what a callback raises into a warning and goes on; an exit gets through.
     try:
         work()
-    except SettingError as error:
+    except MISTAKES as error:
         close_display()
-        print(f"nondet: {error}", file=sys.stderr)
+        print(f"nondet: {one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from error
     except Exception as error:
         close_display()
         traceback.print_exc()
         raise SystemExit(1) from error
+
+
+def one_line(error: BaseException) -> str:
+    """A message of Hydra's or ours without its line breaks."""
+    return " ".join(str(error).split())
 
 
 def job_overrides(config: DictConfig) -> list[list[str]]:
@@ -94,7 +107,7 @@ def setting_of(config: DictConfig) -> Setting:
 
 def begin(config: DictConfig, jobs: Sequence[DictConfig], folder: Path) -> None:
     """Check all settings of a study; only then make its folder. Raises SettingError."""
-    global _display
+    global _display, _varying
     repeats = config.repeats
     if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 0:
         raise SettingError("repeats", repeats, "a whole number of at least 0")
@@ -115,6 +128,10 @@ def begin(config: DictConfig, jobs: Sequence[DictConfig], folder: Path) -> None:
     write_json(folder / "study.json", record)
     _point_latest(Path(config.outputs), folder)
     runs = len(settings) + repeats
+    values = {
+        name: {str(s.factors().get(name)) for s in settings} for name in settings[0].factors()
+    }
+    _varying = tuple(name for name, found in values.items() if len(found) > 1)
     _display = Live(runs).__enter__() if sys.stderr.isatty() else Lines(runs)
 
 
@@ -130,8 +147,9 @@ def do_job(config: DictConfig, number: int, folder: Path) -> str:
     statuses = []
     for one in repeats_of(setting, config.repeats if number == 0 else 0):
         plan = plan_run(one)
-        statuses.append(execute(plan, store, _display or Lines()))
         again = one.repeat - setting.repeat
+        label = label_of(one, _varying) + (f", repeat {again}" if again else "")
+        statuses.append(execute(plan, store, _display or Lines(), label))
         suffix = f".{again}" if again else ""
         _link(folder / "runs" / f"{number:03d}{suffix}-{plan.run_id}", store / plan.run_id)
     return "failed" if "failed" in statuses else statuses[0]
@@ -139,13 +157,12 @@ def do_job(config: DictConfig, number: int, folder: Path) -> str:
 
 def end(config: DictConfig, folder: Path) -> None:
     """Write and print the report; exit with 1 when a run failed."""
-    from nondet.report import write_report
-    from nondet.report.terminal import print_report
-    from nondet.study import load_study
-
     close_display()
-    result = write_report([folder], folder / "report", seed=int(config.seed))
-    print_report(result)
+    if config.report:
+        from nondet.report import write_report
+        from nondet.report.terminal import print_report
+
+        print_report(write_report([folder], folder / "report", seed=int(config.seed)))
     failed = load_study([folder]).failed
     for run in failed:
         print(f"nondet: run {run.id} {run.status}: {run.record['reason']}", file=sys.stderr)

