@@ -9,7 +9,9 @@ the copy engine vary. Rows 0 to 15 of a taller product are compared as well.
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import sys
+from typing import Any
 
 import torch
 import tune_matmul as tune
@@ -30,30 +32,45 @@ def candidates(dtype: torch.dtype, s: int) -> list[Plan]:
     return found + tune.plans(128, s)
 
 
+def compare(dtype: torch.dtype, tf32: bool, s: int, queue: Any) -> None:
+    """Run every candidate for one type and number of slices; report what differs."""
+    bad = tried = 0
+    for (n, k), kind in itertools.product([(272, 1040), (528, 4096)], ["normal", "wide"]):
+        torch.manual_seed(n + s)
+        x, w = data((150, k), kind, dtype), data((n, k), kind, dtype)
+        count, base = tune.slice_of(k, s), None
+        for how in candidates(dtype, count[0]):
+            try:
+                y, top = (
+                    mm.bmm(part[None], w.t()[None], allow_tf32=tf32, count=count, how=how)[0]
+                    for part in (x, x[:3])
+                )
+            except Exception as error:
+                print("cannot", dtype, how, type(error).__name__, str(error)[:150], flush=True)
+                continue
+            tried += 1
+            base = y if base is None else base
+            differ = int((y != base).sum()), int((top != y[:3]).sum())
+            if any(differ):
+                bad += 1
+                print("DIFFERS", dtype, tf32, n, k, kind, count, tuple(how), differ, flush=True)
+    queue.put((str(dtype), tf32, s, tried, bad))
+
+
 def main() -> int:
-    bad = 0
-    for dtype, tf32 in ((torch.bfloat16, False), (torch.float16, False), (torch.float32, False),
-                        (torch.float32, True)):  # fmt: skip
-        for (n, k), kind, s in itertools.product(
-            [(272, 1040), (528, 4096)], ["normal", "wide"], [1, 2, 4]
-        ):
-            torch.manual_seed(n + s)
-            x, w = data((150, k), kind, dtype), data((n, k), kind, dtype)
-            count, base = tune.slice_of(k, s), None
-            for how in candidates(dtype, count[0]):
-                try:
-                    y = mm.bmm(x[None], w.t()[None], allow_tf32=tf32, count=count, how=how)[0]
-                    top = mm.bmm(x[None, :3], w.t()[None], allow_tf32=tf32, count=count, how=how)[0]
-                except Exception as error:
-                    print("cannot", dtype, how, type(error).__name__, str(error)[:150], flush=True)
-                    continue
-                base = y if base is None else base
-                differ = int((y.float() != base.float()).sum()), int((top.float() != y[:3].float()).sum())
-                if any(differ):
-                    bad += 1
-                    print("DIFFERS", dtype, tf32, n, k, kind, count, how, differ, flush=True)
-        print(dtype, "tf32" if tf32 else "", "done; differing so far:", bad, flush=True)
-    return int(bad > 0)
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    types = [(torch.bfloat16, False), (torch.float16, False), (torch.float32, False),
+             (torch.float32, True)]  # fmt: skip
+    pool = [context.Process(target=compare, args=(*t, s, queue)) for t in types for s in (1, 2, 4)]
+    for p in pool:
+        p.start()
+    found = [queue.get() for _ in pool]
+    for line in sorted(found):
+        print("plans", *line, flush=True)
+    for p in pool:
+        p.join()
+    return int(any(line[-1] for line in found))
 
 
 if __name__ == "__main__":

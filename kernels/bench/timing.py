@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import multiprocessing
+import os
 import platform
 import statistics
 import subprocess
@@ -72,3 +74,14 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         writer.writeheader()
         for row in rows:
             writer.writerow({**row, **where})
+
+
+def warm(function: Callable[[list[Any]], None], jobs: Sequence[Any]) -> None:
+    """Compile ahead: share ``jobs`` among processes, which fill Triton's cache on disk."""
+    parts = min(16, os.cpu_count() or 1, max(len(jobs), 1))
+    context = multiprocessing.get_context("spawn")
+    pool = [context.Process(target=function, args=(list(jobs[i::parts]),)) for i in range(parts)]
+    for process in pool:
+        process.start()
+    for process in pool:
+        process.join()

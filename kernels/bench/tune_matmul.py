@@ -8,8 +8,6 @@ Compiles in parallel processes first. The choice made from the CSV goes into
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
 import time
 from pathlib import Path
@@ -21,18 +19,22 @@ from nondet_kernels import matmul as mm
 from nondet_kernels.matmul_plan import SLICE_UNIT, Plan
 from nondet_kernels.support import cdiv
 
-SKINNY = [
-    (64, 128, 4, 4), (64, 128, 4, 6), (64, 256, 4, 3), (64, 256, 4, 4), (64, 64, 4, 8),
-    (128, 128, 4, 3), (128, 128, 4, 4), (128, 128, 8, 4), (128, 64, 4, 6), (32, 128, 4, 6),
-    (32, 256, 4, 4), (32, 256, 4, 6), (16, 256, 1, 6),
-]  # fmt: skip
-WHOLE = [
-    (128, 256, 8, 3), (128, 128, 8, 3), (128, 128, 8, 4), (128, 128, 4, 3), (256, 128, 8, 3),
-    (64, 128, 4, 4), (64, 256, 4, 3), (128, 64, 4, 4), (64, 64, 4, 5),
-]  # fmt: skip
-SPILL = [(128, 256, 8, 3), (128, 128, 8, 4), (128, 128, 4, 3)]
-PARALLEL = [
-    (128, 128, 8, 4), (64, 128, 4, 4), (64, 64, 4, 5), (128, 64, 4, 4), (128, 256, 8, 3),
+SWAP = {
+    16: [(64, 64, 4, 8), (64, 128, 4, 4), (64, 128, 4, 6), (64, 256, 4, 3), (64, 256, 4, 4),
+         (128, 128, 4, 3), (128, 128, 8, 4), (128, 64, 4, 6), (32, 128, 4, 6), (32, 256, 4, 4)],
+    32: [(64, 64, 4, 8), (64, 128, 4, 4), (64, 128, 4, 6), (64, 256, 4, 3), (128, 128, 4, 4),
+         (128, 64, 4, 6), (32, 128, 4, 4), (32, 256, 4, 3)],
+    64: [(64, 64, 4, 8), (64, 128, 4, 4), (64, 128, 4, 5), (64, 256, 4, 3), (128, 128, 8, 4),
+         (128, 64, 4, 6), (128, 128, 4, 3)],
+    128: [(64, 128, 4, 4), (64, 64, 4, 6), (128, 128, 8, 3), (128, 64, 8, 4), (128, 64, 4, 4)],
+    256: [(64, 64, 4, 4), (128, 64, 8, 4)],
+}  # fmt: skip
+"""Tile kernel, weights on the left: rows of the batch -> (columns, BLOCK_K, warps, stages)."""
+STREAM = [
+    (128, 256, 64, 8, 3), (256, 128, 64, 8, 3), (128, 128, 64, 8, 4), (128, 128, 64, 4, 3),
+    (64, 128, 64, 4, 4), (128, 64, 64, 4, 4), (64, 64, 64, 4, 5), (64, 64, 128, 4, 4),
+    (64, 64, 128, 4, 6), (128, 64, 128, 4, 4), (128, 64, 128, 8, 4), (64, 128, 128, 4, 4),
+    (128, 128, 128, 8, 3), (64, 32, 128, 4, 6),
 ]  # fmt: skip
 
 
@@ -42,26 +44,27 @@ def slice_of(k: int, s: int) -> tuple[int, int]:
 
 
 def counts(n: int, k: int) -> list[int]:
-    wanted = [1] if n > 8192 else [1, 2] if k < 1024 else [1, 2, 4] if n > 1024 else [1, 2, 4, 8]
+    wanted = [2, 4] if (n, k) == (1536, 8960) else [1, 2] if (n, k) == (1024, 4096) else [1]
     return sorted({slice_of(k, s)[0] for s in wanted})
 
 
 def plans(m: int, s: int) -> list[Plan]:
-    if m <= 64:
-        bm = 16 if m <= 16 else max(32, m)
-        mode = "whole" if s == 1 else "parallel"
-        return [Plan("tile", mode, bm, n, k, w, st, swap=True) for n, k, w, st in SKINNY]
-    if s == 1:
-        found = [Plan("stream", "whole", a, b, 64, w, st) for a, b, w, st in WHOLE]
-        return [*found, Plan("stream", "whole", 128, 128, 64, 4, 3, special=True)]
-    found = [Plan("stream", "parallel", a, b, 64, w, st) for a, b, w, st in PARALLEL]
-    return found + [Plan("stream", "spill", a, b, 64, w, st) for a, b, w, st in SPILL]
+    mode = "whole" if s == 1 else "parallel"
+    found = []
+    for bm, tiles in SWAP.items():
+        if bm == 16 or bm // 2 < m <= 8 * bm:
+            found += [Plan("tile", mode, bm, n, k, w, st, swap=True) for n, k, w, st in tiles]
+    if m > 32:
+        found += [Plan("stream", mode, *tile) for tile in STREAM if m > 64 or tile[0] == 64]
+    if m > 256 and s > 1:
+        found += [Plan("stream", "spill", *tile) for tile in STREAM[:3]]
+    return found
 
 
 def jobs() -> list[tuple[int, int, int, int, Plan]]:
     found = []
     for n, k in shapes.distinct():
-        for m in (1, 16, 32, 64, 128, 512, 2048, 8192):
+        for m in MS:
             if n > 40000 and m > 512:
                 continue
             for s in counts(n, k):
@@ -69,14 +72,21 @@ def jobs() -> list[tuple[int, int, int, int, Plan]]:
     return found
 
 
+MS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
 def useful(m: int, n: int, s: int, how: Plan) -> bool:
     """Drop plans that cannot win: huge waste, or far too many or too few programs."""
-    if how.kernel == "tile":
-        return not (n > 40000 and how.bn < 64)
     tiles = cdiv(m, how.bm) * cdiv(n, how.bn)
+    if how.kernel == "tile":
+        if n > 40000 and (how.bn < 64 or (m > 16 and how.bm == 16)):
+            return False
+        return m <= 512 and (tiles <= 528 or m <= how.bm)
     if how.mode == "parallel":
         return tiles <= 264
-    return not (how.mode == "spill" and tiles < 66) and not (tiles > 2000 and how.bn * how.bm < 16384)
+    if how.mode == "spill" and tiles < 66:
+        return False
+    return tiles <= 528 or how.bn * how.bm >= 16384
 
 
 def compile_some(work: list[tuple[int, int, int, int, Plan]]) -> None:
@@ -90,21 +100,12 @@ def compile_some(work: list[tuple[int, int, int, int, Plan]]) -> None:
 
 
 def compile_all(work: list[tuple[int, int, int, int, Plan]]) -> None:
-    seen, unique = set(), []
+    """One job for each kernel that will be needed."""
+    unique = {}
     for m, n, k, s, how in work:
-        key = (how, s == 1, k % how.bk == 0 and (s == 1 or slice_of(k, s)[1] % how.bk == 0))
-        if how.kernel == "stream":
-            key = (how, s == 1, True)
-        if key not in seen:
-            seen.add(key)
-            unique.append((m, n, k, s, how))
-    procs = min(16, os.cpu_count() or 1)
-    context = multiprocessing.get_context("spawn")
-    pool = [context.Process(target=compile_some, args=(unique[i::procs],)) for i in range(procs)]
-    for p in pool:
-        p.start()
-    for p in pool:
-        p.join()
+        even = k % how.bk == 0 and (s == 1 or slice_of(k, s)[1] % how.bk == 0)
+        unique.setdefault((how, s == 1, even or how.kernel == "stream"), (m, n, k, s, how))
+    timing.warm(compile_some, list(unique.values()))
     print(f"compiled {len(unique)}", flush=True)
 
 

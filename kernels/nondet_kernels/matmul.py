@@ -177,7 +177,7 @@ def _launch(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor |
         _tile(a, b, o, c, alpha, beta, allow_tf32, count, how)
 
 
-def _scratch(x: torch.Tensor, tiles: int, partial: int) -> tuple[torch.Tensor, torch.Tensor]:
+def scratch(x: torch.Tensor, tiles: int, partial: int) -> tuple[torch.Tensor, torch.Tensor]:
     """FP32 workspace of ``partial`` elements, and ``tiles`` counters that read zero.
 
     Every kernel leaves its counters at zero. A stream has its own, because two streams may run at
@@ -212,7 +212,7 @@ def _tile(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor | N
     (batch, m, k), n = a.shape, b.shape[2]
     tiles = cdiv(m, how.bm) * cdiv(n, how.bn)
     parallel = how.mode == "parallel"
-    work, counters = _scratch(a, tiles, count[0] * m * n) if parallel else (o, o)
+    work, counters = scratch(a, tiles, count[0] * m * n) if parallel else (o, o)
     reach = max((how.bm - 1) * abs(a.stride(1)) + (how.bk - 1) * abs(a.stride(2)),
                 (how.bn - 1) * abs(b.stride(2)) + (how.bk - 1) * abs(b.stride(1)))  # fmt: skip
     for first in range(0, batch, 65535):
@@ -240,9 +240,9 @@ def _stream(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor |
     programs = min(programs, tiles * count[0] if how.mode == "parallel" else tiles)
     work, counters = o, o
     if how.mode == "parallel":
-        work, counters = _scratch(a, tiles, count[0] * m * n)
+        work, counters = scratch(a, tiles, count[0] * m * n)
     elif how.mode == "spill":
-        work, _ = _scratch(a, 1, programs * how.bm * how.bn)
+        work, _ = scratch(a, 1, programs * how.bm * how.bn)
     a_flip, b_flip = not _aligned(a, 1), not _aligned(b, 1)
     a_box = [how.bk, how.bm] if a_flip else [how.bm, how.bk]
     b_box = [how.bn, how.bk] if b_flip else [how.bk, how.bn]

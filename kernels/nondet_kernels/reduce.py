@@ -1,8 +1,8 @@
 """Sum and mean over any dimensions, in one order fixed by the number of elements reduced.
 
 The reduced elements are numbered in row-major order of the reduced dimensions. Element j goes to
-lane ``j % 1024``; a lane adds its elements in ascending order; the lanes are added as in
-``tree_sum``. More than ``PART`` elements are cut into parts of ``PART``, whose sums are then
+lane ``j % 1024``; a lane adds its elements in ascending order (for FP32 and FP64 inputs it keeps
+what each addition loses and gives it back at the end); the lanes are added as in ``tree_sum``. More than ``PART`` elements are cut into parts of ``PART``, whose sums are then
 reduced the same way. Layout, strides and the number of rows do not enter.
 """
 
@@ -18,6 +18,7 @@ from .support import (
     LANES,
     cdiv,
     divide,
+    jit,
     jit_free,
     next_power_of_2,
     on_device,
@@ -43,9 +44,26 @@ def mean_reference(x: torch.Tensor, dim: Dims = None, keepdim: bool = False) -> 
     return x.double().mean(_dims(x, dim), keepdim=keepdim).to(x.dtype)
 
 
+@jit
+def add(lanes, lost, x, KEEP: tl.constexpr):
+    """lanes + x, and with KEEP what the rounding of each addition lost so far."""
+    total = lanes + x
+    if KEEP:
+        part = total - lanes
+        lost += (lanes - (total - part)) + (x - part)
+    return total, lost
+
+
+@jit
+def settle(lanes, lost):
+    """Give the lanes back what was lost; nothing where that is not a number (infinite sums)."""
+    return tl.where(lost == lost, lanes + lost, lanes)
+
+
 @jit_free("M")
 def rows_kernel(x_ptr, y_ptr, M, D, stride_m, count, PARTS, SIZE, R: tl.constexpr,
-                B: tl.constexpr, MEAN: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
+                B: tl.constexpr, MEAN: tl.constexpr, KEEP: tl.constexpr,
+                ACC: tl.constexpr):  # fmt: skip
     """x (M, D) with unit stride along D: R rows and one part a program."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     col = tl.arange(0, B)[None, :]
@@ -53,10 +71,12 @@ def rows_kernel(x_ptr, y_ptr, M, D, stride_m, count, PARTS, SIZE, R: tl.constexp
     x_ptr += row[:, None] * stride_m + start
     left = tl.minimum(D - start, SIZE).to(tl.int32)
     lanes = tl.zeros((R, B), dtype=ACC)
+    lost = tl.zeros((R, B), dtype=ACC)
     for base in range(0, left, B):
         mask = (row[:, None] < M) & (base + col < left)
-        lanes += tl.load(x_ptr + base + col, mask, other=0.0).to(ACC)
-    y = tree_sum(lanes)
+        x = tl.load(x_ptr + base + col, mask, other=0.0).to(ACC)
+        lanes, lost = add(lanes, lost, x, KEEP)
+    y = tree_sum(settle(lanes, lost))
     if MEAN:
         y = divide(y, tl.zeros((R,), dtype=ACC) + count.to(ACC))
     tl.store(y_ptr + row * PARTS + tl.program_id(1), y.to(y_ptr.dtype.element_ty), row < M)
@@ -64,7 +84,8 @@ def rows_kernel(x_ptr, y_ptr, M, D, stride_m, count, PARTS, SIZE, R: tl.constexp
 
 @jit_free("M")
 def columns_kernel(x_ptr, y_ptr, M, D, stride_d, count, PARTS, SIZE, C: tl.constexpr,
-                   B: tl.constexpr, MEAN: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
+                   B: tl.constexpr, MEAN: tl.constexpr, KEEP: tl.constexpr,
+                ACC: tl.constexpr):  # fmt: skip
     """x (M, D) with unit stride along M: C rows and one part a program."""
     row = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)
     lane = tl.arange(0, B)[:, None]
@@ -72,11 +93,13 @@ def columns_kernel(x_ptr, y_ptr, M, D, stride_d, count, PARTS, SIZE, C: tl.const
     x_ptr += row[None, :] + start * stride_d
     left = tl.minimum(D - start, SIZE).to(tl.int32)
     lanes = tl.zeros((B, C), dtype=ACC)
+    lost = tl.zeros((B, C), dtype=ACC)
     for base in range(0, left, B):
         mask = (row[None, :] < M) & (base + lane < left)
         at = x_ptr + (base + lane).to(tl.int64) * stride_d
-        lanes += tl.load(at, mask, other=0.0).to(ACC)
-    y = tree_sum_columns(lanes)
+        x = tl.load(at, mask, other=0.0).to(ACC)
+        lanes, lost = add(lanes, lost, x, KEEP)
+    y = tree_sum_columns(settle(lanes, lost))
     if MEAN:
         y = divide(y, tl.zeros((C,), dtype=ACC) + count.to(ACC))
     tl.store(y_ptr + row * PARTS + tl.program_id(1), y.to(y_ptr.dtype.element_ty), row < M)
@@ -164,7 +187,8 @@ def _run(x: torch.Tensor, y: torch.Tensor, mean: int) -> None:
         kernel, stride, size = rows_kernel, x.stride(0), {"R": group}
     kernel[(cdiv(rows, group), parts)](
         x, target, rows, count, stride, mean, parts, PART, B=lanes, MEAN=bool(mean and parts == 1),
-        ACC=acc, num_warps=8 if kernel is columns_kernel else row_warps(x, group * lanes), enable_fp_fusion=False, **size,
+        KEEP=x.dtype not in HALVES, ACC=acc,
+        num_warps=8 if kernel is columns_kernel else row_warps(x, group * lanes), enable_fp_fusion=False, **size,
     )  # fmt: skip
     if parts > 1:
         _run(target, y, mean)

@@ -48,8 +48,10 @@ def log_softmax_reference(x: torch.Tensor, dim: int,
 def finish(x, m, s, LOG: tl.constexpr):
     """One block of the result from the row's maximum and sum."""
     if LOG:
-        return (x - m[:, None]) - exact_log(s)[:, None]
-    return divide(exact_exp(x - m[:, None]), tl.broadcast_to(s[:, None], x.shape))
+        y = (x - m[:, None]) - exact_log(s)[:, None]
+    else:
+        y = divide(exact_exp(x - m[:, None]), tl.broadcast_to(s[:, None], x.shape))
+    return y
 
 
 @jit_free("M")

@@ -147,26 +147,35 @@ def tree_sum_columns(x):
 def divide(a, b):
     """a / b rounded to nearest; plain ``/`` is only approximate in FP32. Same shapes."""
     if a.dtype == tl.float64:
-        return a / b
-    return tl.math.div_rn(a, b)
+        c = a / b
+    else:
+        c = tl.math.div_rn(a, b)
+    return c
 
 
 @jit
 def square_root(a):
     """Square root rounded to nearest."""
     if a.dtype == tl.float64:
-        return tl.sqrt(a)
-    return tl.math.sqrt_rn(a)
+        c = tl.sqrt(a)
+    else:
+        c = tl.math.sqrt_rn(a)
+    return c
 
 
 @jit
 def exact_exp(x):
-    """e**x to about one unit in the last place; float32 or float64.
-
-    x = n ln 2 + r with n an integer, so that the fast base-2 exponential only sees a small r.
-    """
+    """e**x to about one unit in the last place; float32 or float64."""
     if x.dtype == tl.float64:
-        return tl.exp(x)
+        y = tl.exp(x)
+    else:
+        y = _exp32(x)
+    return y
+
+
+@jit
+def _exp32(x):
+    # x = n ln 2 + r with n an integer, so that the fast base-2 exponential only sees a small r.
     n = tl.floor(tl.fma(x, tl.full(x.shape, 1.4426950408889634, tl.float32), 0.5))
     n = tl.minimum(tl.maximum(n, -252.0), 252.0)
     # ln 2 in two parts: the first has trailing zeros, so n times it is exact.
@@ -182,13 +191,18 @@ def exact_exp(x):
 
 @jit
 def exact_log(x):
-    """Natural logarithm to about one unit in the last place; float32 (normal, > 0) or float64.
-
-    With x = 2**k (1 + f) and s = f / (2 + f): log(1 + f) = 2 artanh(s) = f - s (f - R(s)), where
-    R(s) = 2 (s**2 / 3 + s**4 / 5 + s**6 / 7 + s**8 / 9).
-    """
+    """Natural logarithm to about one unit in the last place; float32 (normal, > 0) or float64."""
     if x.dtype == tl.float64:
-        return tl.log(x)
+        y = tl.log(x)
+    else:
+        y = _log32(x)
+    return y
+
+
+@jit
+def _log32(x):
+    # With x = 2**k (1 + f) and s = f / (2 + f): log(1 + f) = 2 artanh(s) = f - s (f - R(s)), where
+    # R(s) = 2 (s**2 / 3 + s**4 / 5 + s**6 / 7 + s**8 / 9).
     bits = x.to(tl.int32, bitcast=True)
     # 0x3F3504F3 is sqrt(1/2): the mantissa lands in [sqrt(1/2), sqrt(2)).
     k = (bits - 0x3F3504F3) >> 23
@@ -200,3 +214,19 @@ def exact_log(x):
     kf = k.to(tl.float32)
     y = (log1p + kf * 1.428606820309417e-06) + kf * 0.693145751953125
     return tl.where((x == x) & (x < float("inf")), y, x)
+
+
+@jit
+def power_of_two(e):
+    """2**e for integral e in [-inf, 127], 0 below -126, without rounding; float32."""
+    biased = tl.maximum(e, -127.0).to(tl.int32) + 127
+    return (biased << 23).to(tl.float32, bitcast=True)
+
+
+@jit
+def far_sum(x):
+    """Sum the last axis of a (R, B) block: column j is added to column j + B / 2, and so on."""
+    for _ in tl.static_range(12):
+        if x.shape[1] > 1:
+            x = tl.sum(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), axis=1)
+    return tl.reshape(x, (x.shape[0],))
