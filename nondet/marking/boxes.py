@@ -10,7 +10,7 @@ import re
 _BOX = re.compile(r"\\f?boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _PHRASE = re.compile(
-    r"(?:^|[\s*_(>])answer(?:[ ]{1,3}is|[ ]{0,3}\*{0,3}[ ]{0,3}[:=])[ ]{0,3}:?[\s*_]{0,9}",
+    r"(?<![^\W_])answer(?:[ ]{1,3}is|[ ]{0,3}\*{0,3}[ ]{0,3}[:=])[ ]{0,3}:?[\s*_]{0,9}",
     re.IGNORECASE,
 )
 _EQUALS = re.compile(r"=\s*([^=\n]{1,80}?)\s*\Z")
@@ -74,7 +74,7 @@ def answer_spans(text: str, truncated: bool = False) -> list[str]:
     found, left_open = boxes(final)
     if found or left_open:
         return [] if left_open else found
-    phrases = [_span(final, match.end()) for match in _PHRASE.finditer(final)]
+    phrases = _spans(final)
     complete = [span for span, ended in phrases if span and (ended or not truncated)]
     if complete or truncated:
         return complete
@@ -86,9 +86,20 @@ def answer_spans(text: str, truncated: bool = False) -> list[str]:
     return [closing] if closing and len(closing) <= _SHORT and "\n" not in closing else []
 
 
-def _span(text: str, start: int) -> tuple[str, bool]:
-    # A longer answer than that is none, and looking for its end must not cost the whole text.
-    limit = min(len(text), start + _LONGEST)
-    end = _END.search(text, start, limit)
-    stop = end.start() if end else limit
-    return text[start:stop].strip().strip("*_").strip(), end is not None
+def _spans(text: str) -> list[tuple[str, bool]]:
+    """What follows each answer phrase, and whether it was seen to end there.
+
+    A phrase within what follows another one takes its place ("the answer is: the answer is 5").
+    """
+    found = list(_PHRASE.finditer(text))
+    spans = []
+    for match, later in zip(found, [*found[1:], None], strict=False):
+        start = match.end()
+        # A longer answer than that is none, and looking for its end must not cost the whole text.
+        limit = min(len(text), start + _LONGEST, later.start() if later else len(text))
+        end = _END.search(text, start, limit)
+        if end is None and later is not None and limit == later.start():
+            continue
+        stop = end.start() if end else limit
+        spans.append((text[start:stop].strip().strip("*_").strip(), end is not None))
+    return spans

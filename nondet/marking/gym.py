@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from nondet.marking.base import Answered, Mark, Outcome
 from nondet.marking.boxes import after_thought, answer_spans
+from nondet.marking.registry import with_versions
 from nondet.marking.worker import Worker
 
 _TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -19,7 +20,7 @@ class GymMarker:
     """Marks by ``score_answer``. meta: generator, options (a JSON text) and index."""
 
     name: ClassVar[str] = "reasoning_gym"
-    version: ClassVar[str] = "reasoning_gym-1"
+    version: ClassVar[str] = with_versions("reasoning_gym-1", "reasoning-gym")
 
     def mark(self, answers: Sequence[Answered]) -> list[Mark]:
         """One Mark an answer; what stands between answer tags, else as in ``boxes``."""

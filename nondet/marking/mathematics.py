@@ -14,43 +14,46 @@ from typing import ClassVar
 from nondet.marking.base import Answered, Mark, Outcome
 from nondet.marking.boxes import answer_spans
 from nondet.marking.numbers import canonical, parse_number
+from nondet.marking.registry import with_versions
 from nondet.marking.worker import Worker
 
 CPU_S = 5
 _LONGEST = 1500  # characters of one answer
 _INLINE = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _COMMAND = re.compile(r"\\[a-zA-Z]+|\\.")
-_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname)\s*\{[^{}]*\}")
+_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|begin|end)\s*\{[^{}]*\}")
 _WORD = re.compile(r"[A-Za-z]{3,}")
 _FUNCTIONS = re.compile(r"(?:arc)?(?:sin|cos|tan)|sec|csc|cot|log|exp|sqrt|max|min", re.IGNORECASE)
 _SPACES = re.compile(r"\\[ ,;:!]|\s|\\left|\\right|~")
+
+
+Pair = tuple[str, str]  # gold and given
 
 
 class MathMarker:
     """Marks a response against one mathematical expression."""
 
     name: ClassVar[str] = "math"
-    version: ClassVar[str] = "math-1/math-verify"
+    version: ClassVar[str] = with_versions("math-1", "math-verify", "sympy")
+
+    def __init__(self, cpu_s: int = CPU_S) -> None:
+        self.cpu_s = cpu_s
 
     def mark(self, answers: Sequence[Answered]) -> list[Mark]:
         """One Mark an answer. Equal questions to math-verify are asked once."""
         drafts = [_draft(answered) for answered in answers]
         open_pairs = dict.fromkeys(draft for draft in drafts if isinstance(draft, tuple))
-        verdicts = _verdicts(list(open_pairs))
+        verdicts = self._verdicts(list(open_pairs))
         return [
             draft if isinstance(draft, Mark) else _from_verdict(answered, verdicts[draft])
             for answered, draft in zip(answers, drafts, strict=True)
         ]
 
-
-Pair = tuple[str, str]  # gold and given
-
-
-def _verdicts(pairs: list[Pair]) -> dict[Pair, list[str] | None]:
-    if not pairs:
-        return {}
-    with Worker("math_worker.py", CPU_S) as worker:
-        return dict(zip(pairs, worker.judge(pairs), strict=True))
+    def _verdicts(self, pairs: list[Pair]) -> dict[Pair, list[str] | None]:
+        if not pairs:
+            return {}
+        with Worker("math_worker.py", self.cpu_s) as worker:
+            return dict(zip(pairs, worker.judge(pairs), strict=True))
 
 
 def _draft(answered: Answered) -> Mark | Pair:
@@ -124,7 +127,7 @@ def _plain(text: str) -> str:
 
 def _from_verdict(answered: Answered, verdict: list[str] | None) -> Mark:
     if verdict is None:
-        return Mark(Outcome.MARKER_ERROR, note=f"no verdict within {CPU_S} s of CPU time")
+        return Mark(Outcome.MARKER_ERROR, note="no verdict within the CPU limit")
     said, reading = verdict
     if said == "unreadable":
         missing = Outcome.TRUNCATED_NO_ANSWER if answered.truncated else Outcome.NO_ANSWER

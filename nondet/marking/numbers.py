@@ -28,9 +28,11 @@ def parse_number(text: str) -> Decimal | None:
     Digits are 0 to 9 only. Percent stays what it is: "50%" is no number, since it may mean 50
     or 0.5.
     """
-    text = text.strip().strip("*$").strip().removesuffix(".").strip()
+    text = text.strip().strip("*").strip().removesuffix(".").strip()
     if not text or len(text) > _LONGEST:
         return None
+    inline = re.match(r"\$([^$]+)\$(?!.*\$)", text, re.DOTALL)
+    text = inline[1].strip() if inline else text
     text = text.removeprefix("\\(").removesuffix("\\)").strip()
     named = _NAME.match(text)
     text = text[named.end() :] if named else text

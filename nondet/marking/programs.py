@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +44,7 @@ class CodeMarker:
     """Runs programs. ``workers`` sandboxes at a time; it changes no verdict."""
 
     name: ClassVar[str] = "code"
-    version: ClassVar[str] = "code-1"
+    version: ClassVar[str] = f"code-1/python-{sys.version_info.major}.{sys.version_info.minor}"
 
     def __init__(
         self, limits: Limits | None = None, workers: int = 1, level: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 
 from nondet.marking.base import Marker
 from nondet.settings import SettingError
@@ -16,6 +17,17 @@ MARKERS = {
     "code": "nondet.marking.programs:CodeMarker",
     "reasoning_gym": "nondet.marking.gym:GymMarker",
 }
+
+
+def with_versions(own: str, *packages: str) -> str:
+    """A marker's version with those of the packages that its verdicts depend on."""
+    parts = [own]
+    for package in packages:
+        try:
+            parts.append(f"{package}-{version(package)}")
+        except PackageNotFoundError:
+            parts.append(f"{package}-missing")
+    return "/".join(parts)
 
 
 def get_marker(name: str) -> Marker:
