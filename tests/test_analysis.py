@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import naive_metrics as naive
@@ -84,6 +86,11 @@ def test_pairs(analysis: Analysis, rows) -> None:
             assert line["diverged"] == len(positions)
             assert line["identical"] == sum(same for _, same, _ in found)
             assert line["kind"] == ("repeat" if a // 2 == b // 2 else "setting")
+            steps = sum(
+                naive.shared(x["tokens"], y["tokens"]) + (p is not None)
+                for x, y, (p, _, _) in zip(rows[a], rows[b], found, strict=True)
+            )
+            assert line["flips_per_token"] == pytest.approx(len(positions) / steps)
             if positions:
                 assert line["median_first"] == np.median(positions)
             gaps = []
@@ -386,3 +393,8 @@ def test_a_spill_reads_back_what_was_added() -> None:
             for shift in (2, 0, 1):
                 for place, row in enumerate(rows):
                     assert spill.row(shift, place).tolist() == [v + shift for v in row]
+
+
+def test_nothing_here_imports_torch() -> None:
+    code = "import sys, nondet.check, nondet.analysis; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import combinations
 
 import naive_metrics as naive
 import numpy as np
@@ -12,9 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from statsmodels.stats.contingency_tables import mcnemar as reference_mcnemar
 
-from nondet.metrics.accuracy import accuracy, best_worst, flips, mcnemar, std_at_acc, std_of_counts
+from nondet.metrics.accuracy import (
+    accuracy,
+    best_worst,
+    flips,
+    mcnemar,
+    pass_at_k,
+    std_at_acc,
+    std_of_counts,
+)
 from nondet.metrics.agreement import answers_agree
 from nondet.metrics.attribution import one_factor_pairs
+from nondet.metrics.candidates import explained_by_noise, near_ties, probability_divergence
 from nondet.metrics.length import std_of_lengths
 from nondet.metrics.probability import (
     absolute_differences,
@@ -235,3 +245,36 @@ def test_pairs_that_differ_in_one_factor(values) -> None:
     rows = [dict(zip(names, value, strict=True)) for value in values]
     got = {name: sorted(pairs) for name, pairs in one_factor_pairs(rows, names).items()}
     assert got == {name: sorted(pairs) for name, pairs in naive.one_factor(rows, names).items()}
+
+
+def test_near_ties_by_hand() -> None:
+    rows = np.array([[-1.0, -1.0, -3.0], [-0.1, -2.6, -INF], [np.nan] * 3, [-INF, -INF, -INF]])
+    assert near_ties(rows, 0.0).tolist() == [2, 1, 0, 3]
+    assert near_ties(rows, 2.5).tolist() == [3, 2, 0, 3]
+
+
+@settings(max_examples=200, deadline=None)
+@given(CANDIDATES, CANDIDATES)
+def test_probability_divergence(a: dict[int, float], b: dict[int, float]) -> None:
+    def arrays(row: dict[int, float]):
+        return np.array([list(row)], dtype=np.int32), np.array([list(row.values())])
+
+    gaps = [abs(math.exp(a[key]) - math.exp(b[key])) for key in a if key in b]
+    got = float(probability_divergence(*arrays(a), *arrays(b))[0])
+    assert close(got, max(gaps) if gaps else None)
+
+
+def test_a_flip_is_explained_by_noise_up_to_twice_its_size() -> None:
+    gap = np.array([0.0, 0.02, 0.0201, np.nan, 0.1, INF])
+    noise = np.array([0.0, 0.01, 0.01, 0.01, np.nan, 0.5])
+    np.testing.assert_array_equal(explained_by_noise(gap, noise), [1, 1, 0, np.nan, np.nan, 0])
+
+
+@pytest.mark.parametrize(("samples", "right"), [(1, 0), (1, 1), (5, 2), (8, 8), (6, 0)])
+def test_pass_at_k_is_the_share_of_all_draws(samples: int, right: int) -> None:
+    outcomes = [True] * right + [False] * (samples - right)
+    for k in range(1, samples + 1):
+        draws = list(combinations(outcomes, k))
+        assert pass_at_k(samples, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+    with pytest.raises(ValueError, match="k=0"):
+        pass_at_k(samples, right, 0)

@@ -103,6 +103,17 @@ def best_worst(correct_CP: NDArray[np.int8]) -> tuple[Estimate, Estimate]:
     return wilson(int(right.any(axis=0).sum()), items), wilson(int(right.all(axis=0).sum()), items)
 
 
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Unbiased estimate that at least one of k samples is right, from ``right`` of ``samples``.
+
+    1 - C(samples - right, k) / C(samples, k) (Chen et al. 2021). Raises ValueError unless
+    1 <= k <= samples.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"k={k}: must be from 1 to {samples}")
+    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
 def mcnemar(only_a: int, only_b: int) -> float:
     """Exact two-sided p of McNemar's test for the flips between two settings; 1 without flips."""
     flips = only_a + only_b

@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from nondet.metrics.accuracy import accuracy, flips, mcnemar
+from nondet.metrics.candidates import explained_by_noise
 from nondet.metrics.divergence import CUT, FINISHED, Comparison, against, median_position
 from nondet.metrics.intervals import share_of_items
 from nondet.metrics.load import Gaps, Loaded
@@ -114,10 +115,19 @@ def pairs_table(study: Study, loaded: Loaded, scan: Scan) -> pd.DataFrame:
     for a in range(len(loaded.runs) - 1):
         found = against(loaded.forest, a)
         medians = median_position(found.position)
+        # Positions at which the two could have parted, those of the forks included.
+        steps = np.where(found.diverged, found.position + 1, found.prefix).sum(axis=0)
         identical, diverged = found.identical.sum(axis=0), found.diverged.sum(axis=0)
         for b in range(a + 1, len(loaded.runs)):
             names = (ids[a], ids[b], labels[ids[a]], labels[ids[b]])
-            counts = (len(loaded.item_P), int(identical[b]), int(diverged[b]), float(medians[b]))
+            rate = int(diverged[b]) / max(int(steps[b]), 1)
+            counts = (
+                len(loaded.item_P),
+                int(identical[b]),
+                int(diverged[b]),
+                float(medians[b]),
+                rate,
+            )
             difference = scan.pairs.get((a, b), NOT_COMPARED)
             rows.append((*names, *counts, _kind(settings[a], settings[b]), *difference))
     return pd.DataFrame(rows, columns=list(PAIRS))
@@ -133,6 +143,7 @@ PAIRS = (
     "identical",
     "diverged",
     "median_first",
+    "flips_per_token",
     "kind",
     "max_abs_dlogprob",
     "mean_abs_dlogprob",
@@ -200,6 +211,7 @@ def divergence_table(
             "gap_run_logprob": flat(gaps.log_run_PC),
             "dlogprob_before": flat(scan.before_PC),
             "dlogprob_largest": flat(scan.largest_PC),
+            "explained": explained_by_noise(flat(gaps.log_reference_PC), flat(scan.largest_PC)),
         }
     )
 

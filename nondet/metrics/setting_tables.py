@@ -51,13 +51,14 @@ def accuracy_table(loaded: Loaded, groups: Sequence[Group]) -> pd.DataFrame:
                 **_head(group, items),
                 **std_at_acc(correct)._asdict(),
                 "mean": float(shares.mean()),
+                "median": float(np.median(shares)),
                 "min": float(shares.min()),
                 "max": float(shares.max()),
                 "range": int(counts.max() - counts.min()) / items if items else np.nan,
                 "binomial_se": binomial_se(float(shares.mean()), items),
             }
         )
-    names = ["mean", "min", "max", "range", "binomial_se"]
+    names = ["mean", "median", "min", "max", "range", "binomial_se"]
     return pd.DataFrame(rows, columns=[*HEAD, *ESTIMATE, *names])
 
 

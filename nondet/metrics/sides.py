@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nondet.metrics.accuracy import accuracy, flips, mcnemar
+from nondet.metrics.candidates import probability_divergence
 from nondet.metrics.divergence import Comparison, compare_lengths, median_position
 from nondet.metrics.intervals import share_of_items
 from nondet.metrics.load import read_logprobs
@@ -43,7 +44,8 @@ class Difference:
     interval. median_first: median position of the first divergence. logprobs: sampling-against-
     training names of ``rl.Mismatch`` over the common prefixes, a as the sampling side.
     logprobs_differ: positions whose log-probabilities are not equal to the last bit (a NaN on one
-    side only counts). kl_mean, kl_max: lower bounds of KL(a || b) from stored candidates.
+    side only counts). kl_mean, kl_max: lower bounds of KL(a || b) from stored candidates;
+    top_probability_divergence: mean over positions of the largest difference in probability.
     tokens_only, text_only: rows whose tokens differ under equal text, and the reverse (an artefact
     of the detokeniser, not of the model). examples: the first diverging items and positions.
     """
@@ -72,6 +74,7 @@ class Difference:
     examples: list[dict[str, Any]]
     kl_mean: float = float("nan")
     kl_max: float = float("nan")
+    top_probability_divergence: float = float("nan")
     tokens_only: int = 0
     text_only: int = 0
 
@@ -163,29 +166,34 @@ def compare_stored(a: Run, b: Run) -> Difference:
         dtype=np.int64,
     )
     equal_tokens = (prefix == side_a.tokens.lengths) & (prefix == side_b.tokens.lengths)
-    kl = _stored_kl(a, b, prefix, (side_a.tokens.lengths, side_b.tokens.lengths))
+    kl, apart = _candidates(a, b, prefix, (side_a.tokens.lengths, side_b.tokens.lengths))
     extra = {
         "kl_mean": float(kl.mean()) if kl.size else float("nan"),
         "kl_max": float(kl.max()) if kl.size else float("nan"),
+        "top_probability_divergence": float(apart.mean()) if apart.size else float("nan"),
         "tokens_only": int((~equal_tokens & equal_text).sum()),
         "text_only": int((equal_tokens & ~equal_text).sum()),
     }
     return Difference(**{**vars(found), **extra})
 
 
-def _stored_kl(
+def _candidates(
     a: Run,
     b: Run,
     prefix_P: NDArray[np.int64],
     lengths: tuple[NDArray[np.int64], NDArray[np.int64]],
-) -> NDArray[np.float64]:
-    """KL at every position with the same context; both files are streamed in step."""
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """KL and largest probability difference at every position with the same context.
+
+    Both files are streamed in step.
+    """
     columns = ["top_ids", "top_logprobs"]
     streams = [
         pq.ParquetFile(run.folder / "tokens.parquet").iter_batches(BATCH, columns=columns)
         for run in (a, b)
     ]
-    parts: list[NDArray[np.float64]] = []
+    parts: list[NDArray[np.float64]] = [np.empty(0)]
+    apart: list[NDArray[np.float64]] = [np.empty(0)]
     start = 0
     for batches in zip(*streams, strict=True):
         ids = [from_arrow(batch.column(0)) for batch in batches]
@@ -200,10 +208,12 @@ def _stored_kl(
             ]
             if end and shaped[0] is not None and shaped[1] is not None:
                 (ids_a, log_a), (ids_b, log_b) = shaped[0], shaped[1]
-                kl = top_k_kl(ids_a[:end], log_a[:end], ids_b[:end], log_b[:end])
-                parts.append(kl[~np.isnan(kl)])
+                same = (ids_a[:end], log_a[:end], ids_b[:end], log_b[:end])
+                parts.append(top_k_kl(*same))
+                apart.append(probability_divergence(*same))
         start += len(batches[0])
-    return np.concatenate(parts) if parts else np.empty(0)
+    kl, largest = np.concatenate(parts), np.concatenate(apart)
+    return kl[~np.isnan(kl)], largest[~np.isnan(largest)]
 
 
 def _shaped(
