@@ -183,7 +183,7 @@ def _block(weights: Tensor, rows: Tensor, size: int, bias: Tensor | None, beta: 
         block = rows.clone(memory_format=torch.contiguous_format)
     else:
         block = rows.new_zeros(size, k)
-        block[:count] = rows
+        block.narrow(0, 0, count).copy_(rows)
     if bias is None:
         result = original("mm")(weights, block.t())
         if alpha != 1:
@@ -194,4 +194,4 @@ def _block(weights: Tensor, rows: Tensor, size: int, bias: Tensor | None, beta: 
         if beta != 0:
             added[:, :count] = bias.t()
         result = original("addmm")(added, weights, block.t(), beta=beta, alpha=alpha)
-    return result[:, :count].t().contiguous()
+    return result.t().narrow(0, 0, count).contiguous()

@@ -17,29 +17,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .bits import same_bits
+from .operations import BaseOperations, operation_name
 from .switch import Table, active
 
 VERDICTS = ("covered", "nature", "proven", "hole")
 
 _EXACT = """
-add sub rsub mul div neg abs sign sqrt reciprocal floor ceil round trunc clamp clamp_min clamp_max
-maximum minimum fmax fmin where eq ne lt le gt ge logical_and logical_or logical_not logical_xor
-bitwise_and bitwise_or bitwise_not bitwise_xor isnan isinf isfinite relu threshold masked_fill
-masked_select copy_ copy clone _to_copy to contiguous lift_fresh detach fill fill_ zero_ zeros ones
-full empty empty_like new_zeros new_ones new_full new_empty zeros_like ones_like full_like arange
-linspace scalar_tensor empty_strided new_empty_strided embedding index index_select gather scatter
-index_copy index_copy_ index_put index_put_ slice_scatter select_scatter cat stack concat repeat
-expand flip roll tril triu constant_pad_nd any all max min amax amin argmax argmin topk sort isin
-nonzero unique _local_scalar_dense equal item view _unsafe_view reshape permute transpose t slice
-select unsqueeze squeeze split split_with_sizes unbind chunk unfold alias as_strided diagonal
-narrow movedim _reshape_alias view_as_real view_as_complex resolve_conj expand_as is_nonzero
-cumsum_int one_hot bucketize searchsorted remainder floor_divide
-""".split()
-_NATURE = frozenset(_EXACT)
+__and__ __invert__ __or__ __xor__ _local_scalar_dense _reshape_alias _to_copy _unsafe_view abs
+add alias all amax amin any arange argmax argmin as_strided bitwise_and bitwise_not bitwise_or
+bitwise_xor broadcast_to bucketize cat ceil chunk clamp clamp_max clamp_min clone concat
+constant_pad_nd contiguous copy_ detach detach_ diagonal div embedding empty empty_like
+empty_strided eq equal expand expand_as fill fill_ flip floor floor_divide fmax fmin full
+full_like gather ge gt index index_copy index_copy_ index_select is_nonzero isfinite isin isinf
+isnan item le lift_fresh linspace logical_and logical_not logical_or logical_xor lt masked_fill
+masked_select max maximum min minimum movedim mul narrow ne neg new_empty new_empty_strided
+new_full new_ones new_zeros nonzero ones ones_like permute reciprocal relu remainder repeat
+reshape resolve_conj resolve_neg roll round rsub scalar_tensor scatter searchsorted select
+select_scatter sign slice slice_scatter split split_with_sizes sqrt squeeze squeeze_ stack sub t
+threshold to transpose tril triu trunc unbind unfold unsqueeze unsqueeze_ view view_as_complex
+view_as_real where zero_ zeros zeros_like
+"""
+_NATURE = frozenset(_EXACT.split())
 # A few inputs of each operation are enough, and a long generation must not be kept whole.
 _KEPT_CALLS = 4
 _KEPT_ELEMENTS = 1 << 22
@@ -89,7 +90,7 @@ class Coverage:
         return "\n".join(lines)
 
 
-class Watch(TorchDispatchMode):
+class Watch(BaseOperations):
     """Records the operations of the calls inside its ``with`` block."""
 
     def __init__(self, tables: dict[str, Table]) -> None:
@@ -102,10 +103,9 @@ class Watch(TorchDispatchMode):
         }
         self.seen: dict[str, Seen] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
-                           kwargs: dict[str, Any] | None = None) -> Any:  # fmt: skip
-        kwargs = kwargs or {}
-        name = _name(func)
+    def base(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Count one operation and keep a few inputs of those that have to be proven."""
+        name = operation_name(func)
         entry = self.seen.setdefault(name, Seen(name))
         entry.calls += 1
         kept = None
@@ -142,11 +142,6 @@ def base_name(name: str) -> str:
     """``aten::add_.Tensor`` -> ``add``; names that are listed with their underscore stay."""
     base = name.split("::", 1)[1].split(".")[0]
     return base if base in _NATURE or base.startswith("_") else base.rstrip("_")
-
-
-def _name(func: Any) -> str:
-    name = str(func.name())
-    return name.removesuffix(".default")
 
 
 def _copied(

@@ -1,20 +1,23 @@
 """Attention on the CPU whose rows depend only on their own query and the keys they see.
 
 Each call of torch's flash kernel gets query rows of one fixed number and keys rounded up to whole
-blocks (``visible``), copied to buffers of their own with zeros behind them. Heads that share keys
-are stacked as rows, so that grouped-query decode fills a block. Inside the kernel each (sequence,
-head, block) is a task of its own, so neighbours in the batch share nothing but the call.
+blocks (``visible``), gathered to buffers of their own. Heads that share keys are stacked as rows,
+so that grouped-query decode fills a block. Inside the kernel each (sequence, head, block) is a task
+of its own, so neighbours in the batch share nothing but the call.
+
+Places behind the last key hold the row's own first key again, under a mask of -inf: their weight
+is an exact zero and no other sequence's values can reach the row, not even as NaN.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -32,16 +35,49 @@ _local = threading.local()
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Shape of one attention call: B, H, Hk, T, S and the larger head size."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    width: int
+
+    @property
+    def shared(self) -> int:
+        """Query heads that share a key head."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True)
 class Call:
     """Pieces with the same padded length and number of row blocks: one call of the kernel.
 
-    mask: (pieces, 1, blocks, rows, keys), additive, shared by all layers of a forward pass.
+    slots: sequences in the call. blocks: row blocks a key head. rows: query rows a block.
+    row_index, key_index: which rows of q (B H T, D) and of k, v (B Hk S, D) go in, in order.
+    mask: additive, (slots, 1 or Hk blocks, rows, keys).
     """
 
-    pieces: tuple[Piece, ...]
-    rows: int
+    slots: int
     blocks: int
+    rows: int
+    row_index: Tensor
+    key_index: Tensor
     mask: Tensor
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All calls of one attention, and where each of the B H T results is found in their rows.
+
+    Index -1 + the number of rows is a row of zeros, for queries that see nothing (``blind``).
+    """
+
+    calls: tuple[Call, ...]
+    place: Tensor
+    blind: bool
 
 
 @dataclass
@@ -49,7 +85,7 @@ class Plan:
     """What one mask asks for; made once a forward pass and used by every layer."""
 
     visible: Visibility
-    calls: dict[tuple[object, ...], list[Call]]
+    recipes: dict[tuple[object, ...], Recipe]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None,
@@ -66,83 +102,118 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
         (B, H, T, Dv) and the log of the sum of exponentials, float32 (B, H, T). A query that sees
         nothing gets zeros and -inf.
     """
-    batch, heads, queries, width = q.shape
-    scale = width**-0.5 if scale is None else scale
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     if mask is not None and mask.dim() > 2 and mask.shape[-3] > 1:
         return _head_by_head(q, k, v, mask, scale)
-    size = max(width, v.shape[-1])
-    out = q.new_zeros(batch, heads, queries, v.shape[-1])
-    sums = q.new_full((batch, heads, queries), -torch.inf, dtype=_sum_type(q.dtype))
-    plan = _plan(mask, batch, queries, k.shape[2], causal)
-    shared = heads // k.shape[1]
-    key = (shared, q.dtype, size, torch.get_num_threads())
-    if key not in plan.calls:
-        plan.calls[key] = _calls(plan.visible, shared, q.dtype, size)
-    if width != v.shape[-1]:  # zeros in the inner dimension add exact zeros
-        q, k, v = (pad(x, (0, size - x.shape[-1])) for x in (q, k, v))
-    for call in plan.calls[key]:
-        _run(call, q, k, v, scale, out, sums)
-    return out, sums
+    wide, narrow = max(q.shape[-1], v.shape[-1]), v.shape[-1]
+    if q.shape[-1] != narrow:  # zeros in the inner dimension add exact zeros
+        q, k, v = (pad(x, (0, wide - x.shape[-1])) for x in (q, k, v))
+    sizes = Sizes(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], wide)
+    plan = _plan(mask, sizes, causal)
+    name = (sizes, q.dtype, torch.get_num_threads())
+    if name not in plan.recipes:
+        plan.recipes[name] = _recipe(plan.visible, sizes, q.dtype)
+    recipe = plan.recipes[name]
+    q, k, v = (x.reshape(-1, wide) for x in (q, k, v))
+    results = [_run(call, q, k, v, sizes, scale) for call in recipe.calls]
+    out = _joined([x for x, _ in results], recipe, 0.0, q)
+    sums = _joined(
+        [x for _, x in results], recipe, -torch.inf, q.new_empty(0, dtype=_wide(q.dtype))
+    )
+    shape = (sizes.batch, sizes.heads, sizes.queries)
+    return out.view(*shape, wide)[..., :narrow], sums.view(shape)
 
 
-def _run(call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor,
-         sums: Tensor) -> None:  # fmt: skip
-    count, length, size = len(call.pieces), call.mask.shape[-1], q.shape[-1]
-    kv_heads = k.shape[1]
-    shared = q.shape[1] // kv_heads
-    total = call.blocks * call.rows
-    # One task alone would run with all threads inside; two tasks never do.
-    slots = max(count, 2) if kv_heads * call.blocks == 1 else count
-    keys = k.new_zeros(slots, kv_heads, length, size)
-    values = v.new_zeros(slots, kv_heads, length, size)
-    rows = q.new_zeros(slots, kv_heads, total, size)
-    for slot, piece in enumerate(call.pieces):
-        seen = int(piece.counts.max())
-        keys[slot, :, :seen] = k[piece.batch][:, piece.keys]
-        values[slot, :, :seen] = v[piece.batch][:, piece.keys]
-        chosen = q[piece.batch][:, _span(piece.rows)]
-        rows[slot, :, : shared * len(piece.rows)] = chosen.reshape(kv_heads, -1, size)
-    mask = call.mask.expand(slots, kv_heads, -1, -1, -1).reshape(slots, -1, call.rows, length)
-    blocks = rows.view(slots, kv_heads * call.blocks, call.rows, size)
-    result, logs = original(FLASH)(blocks, keys, values, 0.0, False, attn_mask=mask, scale=scale)
-    result = result.reshape(slots, kv_heads, total, size)
-    logs = logs.reshape(slots, kv_heads, total)
-    for slot, piece in enumerate(call.pieces):
-        used = shared * len(piece.rows)
-        span = _span(piece.rows)
-        one = result[slot, :, :used, : out.shape[-1]]
-        out[piece.batch][:, span] = one.reshape(q.shape[1], len(piece.rows), -1)
-        sums[piece.batch][:, span] = logs[slot, :, :used].reshape(q.shape[1], -1).to(sums.dtype)
+def _run(call: Call, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes,
+         scale: float) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Rows of results (slots Hk blocks rows, D) and their log sums."""
+    shape = (call.slots, sizes.kv_heads, -1, sizes.width)
+    keys = k.index_select(0, call.key_index).view(shape)
+    values = v.index_select(0, call.key_index).view(shape)
+    rows = q.index_select(0, call.row_index)
+    rows = rows.view(call.slots, sizes.kv_heads * call.blocks, call.rows, sizes.width)
+    out, sums = original(FLASH)(rows, keys, values, 0.0, False, attn_mask=call.mask, scale=scale)
+    return out.reshape(-1, sizes.width), sums.reshape(-1)
 
 
-def _calls(visible: Visibility, shared: int, dtype: torch.dtype, size: int) -> list[Call]:
+def _joined(parts: list[Tensor], recipe: Recipe, blind: float, like: Tensor) -> Tensor:
+    if recipe.blind or not parts:
+        shape = (1, *like.shape[1:]) if like.dim() > 1 else (1,)
+        parts = [*parts, like.new_full(shape, blind)]
+    rows = parts[0] if len(parts) == 1 else torch.cat([part.to(like.dtype) for part in parts])
+    return rows.index_select(0, recipe.place)
+
+
+def _recipe(visible: Visibility, sizes: Sizes, dtype: torch.dtype) -> Recipe:
     groups: dict[tuple[int, int, int], list[Piece]] = {}
     for piece in visible.pieces:
-        sizes = proven_rows(dtype, size, piece.padded)
-        needed = shared * len(piece.rows)
-        rows = next((count for count in sizes if count >= needed), sizes[-1])
+        proven = proven_rows(dtype, sizes.width, piece.padded)
+        needed = sizes.shared * len(piece.rows)
+        rows = next((count for count in proven if count >= needed), proven[-1])
         groups.setdefault((piece.padded, rows, -(-needed // rows)), []).append(piece)
-    calls = []
+    place = np.full((sizes.batch, sizes.kv_heads, sizes.shared, sizes.queries), -1, dtype=np.int64)
+    calls, start = [], 0
     for (padded, rows, blocks), pieces in groups.items():
-        slots = max(len(pieces), 2)
-        kind = dtype if visible.bias is None else _sum_type(dtype)
-        mask = torch.full((slots, blocks * rows, padded), -torch.inf, dtype=kind)
-        mask[:, :, 0] = 0  # rows that are padding see one key, to stay finite
+        total = rows * blocks
         for slot, piece in enumerate(pieces):
-            seen = np.arange(padded)[None] < piece.counts[:, None]
-            used = torch.zeros(seen.shape, dtype=kind).masked_fill_(
-                torch.from_numpy(~seen), -torch.inf
-            )
-            if visible.bias is not None:
-                width = int(piece.counts.max())
-                chosen = visible.bias.expand(len(visible.bias), 1, -1, -1)
-                own = chosen[piece.batch % len(chosen), 0][torch.from_numpy(piece.rows)]
-                used[:, :width] += own[:, piece.keys].to(kind)
-            mask[slot, : shared * len(piece.rows)] = used.repeat(shared, 1)
-        mask = mask.view(slots, 1, blocks, rows, padded)
-        keep = slots if len(pieces) > 1 else 1
-        calls.append(Call(tuple(pieces), rows, blocks, mask[:keep]))
-    return calls
+            first = start + slot * sizes.kv_heads * total
+            used = np.arange(sizes.shared * len(piece.rows)).reshape(sizes.shared, -1)
+            heads = np.arange(sizes.kv_heads)[:, None, None] * total
+            place[piece.batch][:, :, piece.rows] = first + heads + used
+        call = _call(pieces, padded, rows, blocks, visible.bias, sizes, dtype)
+        calls.append(call)
+        start += call.slots * sizes.kv_heads * total
+    blind = bool((place < 0).any())
+    place[place < 0] = start
+    return Recipe(tuple(calls), torch.from_numpy(place.reshape(-1)), blind)
+
+
+def _call(pieces: list[Piece], padded: int, rows: int, blocks: int, bias: Tensor | None,
+          sizes: Sizes, dtype: torch.dtype) -> Call:  # fmt: skip
+    total = rows * blocks
+    # One task alone would run with all threads inside; two tasks never do.
+    slots = max(len(pieces), 2) if sizes.kv_heads * blocks == 1 else len(pieces)
+    row_index = np.zeros((slots, sizes.kv_heads, total), dtype=np.int64)
+    key_index = np.zeros((slots, sizes.kv_heads, padded), dtype=np.int64)
+    kind = dtype if bias is None else _wide(dtype)
+    mask = torch.full((slots, total, padded), -torch.inf, dtype=kind)
+    mask[:, :, 0] = 0  # rows that are padding see one key, to stay finite
+    for slot, piece in enumerate(pieces):
+        heads = np.arange(sizes.kv_heads)[:, None]
+        positions = _positions(piece, padded)
+        key_index[slot] = (piece.batch * sizes.kv_heads + heads) * sizes.keys + positions
+        stacked = np.arange(sizes.shared)[:, None] * sizes.queries + piece.rows
+        stacked = np.pad(stacked.reshape(-1), (0, total - stacked.size), mode="edge")
+        base = (piece.batch * sizes.kv_heads + heads) * sizes.shared * sizes.queries
+        row_index[slot] = base + stacked
+        own = _mask_rows(piece, padded, bias, kind)
+        mask[slot, : sizes.shared * len(piece.rows)] = own.repeat(sizes.shared, 1)
+    mask = mask.view(slots, 1, blocks, rows, padded)
+    if blocks > 1:
+        mask = mask.expand(-1, sizes.kv_heads, -1, -1, -1)
+    mask = mask.reshape(slots, -1, rows, padded)
+    flat_rows, flat_keys = (torch.from_numpy(x.reshape(-1)) for x in (row_index, key_index))
+    return Call(slots, blocks, rows, flat_rows, flat_keys, mask)
+
+
+def _positions(piece: Piece, padded: int) -> NDArray[np.int64]:
+    """Key positions of a piece, filled up with its first one."""
+    if isinstance(piece.keys, slice):
+        keys = np.arange(piece.keys.start, piece.keys.stop)
+    else:
+        keys = piece.keys
+    return np.concatenate([keys, np.full(padded - len(keys), keys[0])])
+
+
+def _mask_rows(piece: Piece, padded: int, bias: Tensor | None, kind: torch.dtype) -> Tensor:
+    """(rows, padded): 0 or the bias where a row sees a key, -inf elsewhere."""
+    unseen = torch.from_numpy(np.arange(padded)[None] >= piece.counts[:, None])
+    result = torch.zeros(unseen.shape, dtype=kind)
+    if bias is not None:
+        width = int(piece.counts.max())
+        own = bias[piece.batch % len(bias), 0][torch.from_numpy(piece.rows)]
+        result[:, :width] = own[:, piece.keys].to(kind)
+    return result.masked_fill_(unseen, -torch.inf)
 
 
 def proven_rows(dtype: torch.dtype, size: int, keys: int) -> tuple[int, ...]:
@@ -179,28 +250,23 @@ def _probe(dtype: torch.dtype, size: int, keys: int) -> tuple[int, ...]:
     return tuple(sorted([n for n in _CANDIDATES if same_bits(blocked(n), base)] + [BASE_ROWS]))
 
 
-def _plan(mask: Tensor | None, batch: int, queries: int, keys: int, causal: bool) -> Plan:
+def _plan(mask: Tensor | None, sizes: Sizes, causal: bool) -> Plan:
     """The plan of this mask: every layer of a forward pass brings the same tensor."""
     if mask is None:
-        return Plan(from_mask(None, batch, queries, keys, causal), {})
-    name = (batch, queries, keys, -1 if mask.is_inference() else mask._version)
+        visible = from_mask(None, sizes.batch, sizes.queries, sizes.keys, causal)
+        return Plan(visible, {})
+    shape = (sizes.batch, sizes.queries, sizes.keys)
+    name = (shape, -1 if mask.is_inference() else mask._version)
     known: tuple[object, weakref.ref[Tensor], Plan] | None = getattr(_local, "plan", None)
     if known is not None and known[0] == name and known[1]() is mask:
         return known[2]
-    full = mask[(None,) * (4 - mask.dim())].expand(-1, -1, queries, keys)
-    plan = Plan(from_mask(full, batch, queries, keys, causal), {})
+    full = mask[(None,) * (4 - mask.dim())].expand(-1, -1, sizes.queries, sizes.keys)
+    plan = Plan(from_mask(full, *shape, causal), {})
     _local.plan = (name, weakref.ref(mask), plan)
     return plan
 
 
-def _span(rows: Sequence[int] | np.ndarray) -> slice | Tensor:
-    first, last = int(rows[0]), int(rows[-1])
-    if last - first + 1 == len(rows):
-        return slice(first, last + 1)
-    return torch.as_tensor(np.asarray(rows))
-
-
-def _sum_type(dtype: torch.dtype) -> torch.dtype:
+def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

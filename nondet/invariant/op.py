@@ -1,6 +1,7 @@
 """``nondet::attention``: one operation, opaque to torch.compile, with a gradient.
 
-    attention(q (B, H, T, D), k (B, Hk, S, D), v (B, Hk, S, Dv), mask, scale, causal) -> (B, H, T, Dv)
+    attention(q (B, H, T, D), k (B, Hk, S, D), v (B, Hk, S, Dv), mask, scale, causal)
+        -> (B, H, T, Dv)
 
 The CPU kernel reads the mask, which a compiler could not trace; as one operation it need not.
 """
@@ -60,9 +61,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     kind = torch.float64 if q.dtype == torch.float64 else torch.float32
     queries, keys, values, up = (x.to(kind) for x in (q, k, v, grad))
     keys, values = (x.repeat_interleave(shared, 1) for x in (keys, values))
-    scores = queries @ keys.transpose(-1, -2) * ctx.scale + _additive(
-        mask, ctx.causal, scores_of(q, k), kind
-    )
+    scores = queries @ keys.transpose(-1, -2) * ctx.scale
+    scores = scores + _additive(mask, ctx.causal, scores.shape[-2:], kind)
     seen = (scores > -torch.inf).any(-1, keepdim=True)
     p = torch.softmax(torch.where(seen, scores, 0), -1) * seen
     dp = up @ values.transpose(-1, -2)
@@ -73,12 +73,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
 
 
-def scores_of(q: Tensor, k: Tensor) -> tuple[int, int]:
-    """(queries, keys) of one attention call."""
-    return q.shape[2], k.shape[2]
-
-
-def _additive(mask: Tensor | None, causal: bool, shape: tuple[int, int],
+def _additive(mask: Tensor | None, causal: bool, shape: torch.Size,
               kind: torch.dtype) -> Tensor | float:  # fmt: skip
     if mask is None and not causal:
         return 0.0

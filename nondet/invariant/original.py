@@ -19,7 +19,4 @@ def original(name: str, key: str = "CPU") -> Callable[..., Any]:
     kernel = torch.library.get_kernel(f"aten::{name}", key)
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return kernel.call_boxed(keys, *args, **kwargs)
-
-    return call
+    return functools.partial(kernel.call_boxed, keys)
