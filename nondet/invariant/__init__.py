@@ -1,4 +1,4 @@
-"""Invariant kernels behind one switch: which operation is replaced by which kernel, on which device.
+"""Invariant kernels behind one switch: which operation is replaced, by what, on which device.
 
 from nondet.invariant import invariant_kernels
 

@@ -26,7 +26,7 @@ from .switch import Table, active_groups, check_ops, groups_in_force
 from .transformers_attention import model_switched
 
 
-class invariant:  # noqa: N801 (used like a function, as contextlib's classes are)
+class invariant:
     """Invariant kernels for the time of a ``with`` block.
 
     One object may be entered again, nested or from several threads; what it put in force is taken

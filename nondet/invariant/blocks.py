@@ -1,8 +1,8 @@
 """CPU matrix products on blocks of a fixed number of rows, so that M never reaches the library.
 
 oneDNN and MKL choose their kernel, its blocking and its split over threads from the whole shape.
-Here the product of one block is always ``weights (N, K) @ rows (BASE, K)^T``: the same call whatever
-the batch is, so a row's bits can depend on nothing but the row, the weights and the thread count.
+Here the product of one block is always ``weights (N, K) @ rows (BASE, K)^T``: one and the same call
+whatever the batch is, so a row's bits depend on the row, the weights and the thread count alone.
 The weights are the left operand because that is the faster way round for few rows (measured on
 AMX: at one row 0.6 to 0.7 of the time of ``rows @ weights^T``).
 
@@ -24,7 +24,7 @@ from .bits import same_bits
 from .original import original
 
 BASE = 16
-_CANDIDATES = (2, 4, 8, 16, 64, 256)
+_MOST = 256
 # Above this many weights a probe costs more memory and time than larger blocks give back.
 _PROBE_LIMIT = 1 << 27
 
@@ -72,7 +72,7 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None, beta: float = 1, a
     if rows <= sizes[-1] and out is None:
         size = next(size for size in sizes if size >= rows)
         if size <= 2 * rows or size == sizes[0]:
-            return _block(weights, a, size, bias, beta, alpha)
+            return _block(weights, a, size, bias, beta, alpha).contiguous()
     for start, size in schedule(rows, sizes):
         stop = min(start + size, rows)
         part = None if bias is None else bias[start:stop]
@@ -90,12 +90,10 @@ def schedule(rows: int, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
     start = 0
     while start < rows:
         left = rows - start
-        fits = [size for size in sizes if size <= left]
-        covers = next((size for size in sizes if size >= left), None)
-        if covers is not None and (covers < 2 * left or not fits):
-            size = covers
-        else:
-            size = fits[-1]
+        size = next((size for size in sizes if size >= left), sizes[-1])
+        smaller = [other for other in sizes if other <= left]
+        if size >= 2 * left and smaller:
+            size = smaller[-1]
         plan.append((start, size))
         start += size
     return plan
@@ -122,7 +120,7 @@ def _probe(shape: Shape) -> tuple[int, ...]:
     large = shape.n * shape.k > _PROBE_LIMIT
     if large or shape.layout == "strided" or not shape.dtype.is_floating_point:
         return (BASE,)
-    rows, weights = cancelling(max(_CANDIDATES), shape)
+    rows, weights = cancelling(_MOST, shape)
     bias = torch.zeros(1, 1, dtype=shape.dtype) if shape.biased else None
 
     def blocked(size: int, source: Tensor) -> Tensor:
@@ -137,9 +135,9 @@ def _probe(shape: Shape) -> tuple[int, ...]:
     if not same_bits(blocked(BASE, few.roll(5, 0)).roll(-5, 0), base):
         return ()
     if shape.dtype in (torch.bfloat16, torch.float16):
-        sizes: tuple[int, ...] = (64, 256)  # fewer than BASE rows are not faster
+        sizes: tuple[int, ...] = (32, 64, 128, _MOST)  # fewer than BASE rows are not faster
     else:
-        sizes = (2, 4, 8, 64, 256)
+        sizes = (2, 4, 8, 32, 64, 128, _MOST)
     full = torch.cat([base, blocked(BASE, rows[2 * BASE :])])
     proven = [size for size in sizes if same_bits(blocked(size, rows), full)]
     return tuple(sorted([*proven, BASE]))
@@ -174,7 +172,7 @@ def cancelling(rows: int, shape: Shape) -> tuple[Tensor, Tensor]:
 
 def _block(weights: Tensor, rows: Tensor, size: int, bias: Tensor | None, beta: float,
            alpha: float) -> Tensor:  # fmt: skip
-    """One block: ``rows`` (m <= size, K) padded with zero rows; returns (m, N), contiguous.
+    """One block: ``rows`` (m <= size, K) padded with zero rows; returns (m, N), transposed.
 
     The rows are always copied to a buffer of their own: its alignment is then always the same.
     """
@@ -194,4 +192,4 @@ def _block(weights: Tensor, rows: Tensor, size: int, bias: Tensor | None, beta: 
         if beta != 0:
             added[:, :count] = bias.t()
         result = original("addmm")(added, weights, block.t(), beta=beta, alpha=alpha)
-    return result.t().narrow(0, 0, count).contiguous()
+    return result.t().narrow(0, 0, count)
