@@ -6,14 +6,16 @@ Only what the page shows is embedded; a cap keeps a study of thousands of items 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from huggingface_hub import try_to_load_from_cache
 
+from nondet.models import cache_folder, fingerprint
 from nondet.runs import Run
 from nondet.study import Study
 
@@ -41,24 +43,49 @@ class Response:
 def decoder(study: Study) -> Decode | None:
     """Token ids to texts with the model's own tokenizer, or None where it is not at hand.
 
-    Only a local ``tokenizer.json`` is read; the network is never asked.
+    Only files on this machine are read; the network is never asked.
     """
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        return None
-    for run in study.complete:
-        for key in ("resolved", "observed", "requested"):
-            model = (run.record.get(key) or {}).get("model") or {}
-            path = model.get("path") if isinstance(model, dict) else None
-            path = path or (run.record.get(key) or {}).get("model_path")
-            file = Path(os.fspath(path)) / "tokenizer.json" if path else None
-            if file is not None and file.exists():
-                tokenizer = Tokenizer.from_file(str(file))
-                return lambda ids, t=tokenizer: [  # type: ignore[misc]
-                    t.decode([int(i)], skip_special_tokens=False) for i in ids
-                ]
+    from tokenizers import Tokenizer
+
+    for run in study.complete[:1]:
+        for folder in model_folders(run):
+            if (folder / "tokenizer.json").is_file():
+                tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+                return partial(pieces, tokenizer)
     return None
+
+
+def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """What each token adds to the text. Some tokenizers drop a space before a lone token, so
+    each is decoded after the one before it."""
+    found: list[str] = []
+    before: list[int] = []
+    for token in ids:
+        head = tokenizer.decode(before, skip_special_tokens=False) if before else ""
+        both = tokenizer.decode([*before, token], skip_special_tokens=False)
+        alone = not both.startswith(head)
+        text = tokenizer.decode([token], skip_special_tokens=False) if alone else both[len(head) :]
+        found.append(text)
+        before = [token]
+    return found
+
+
+def model_folders(run: Run) -> list[Path]:
+    """Folders on this machine that hold the run's model, by their fingerprint."""
+    found: list[Path] = []
+    model = (run.record.get("requested") or {}).get("model") or {}
+    named = Path(str(model.get("path"))).expanduser() if model.get("path") else None
+    candidates = [named] if named is not None and named.is_dir() else []
+    candidates += sorted((cache_folder() / "models").glob("[!.]*/"))
+    if named is not None and model.get("name") == "hub":
+        cached = try_to_load_from_cache(
+            str(named), "tokenizer.json", revision=model.get("revision")
+        )
+        candidates += [Path(cached).parent] if isinstance(cached, str) else []
+    for folder in candidates:
+        if fingerprint(folder) == run.record.get("model_fingerprint"):
+            found.append(folder)
+    return found
 
 
 def responses(run: Run, wanted: Sequence[str], top_k: int) -> dict[str, Response]:
@@ -161,11 +188,12 @@ def _candidates(
 ) -> list[list[Any]]:
     span = slice(position * top_k, (position + 1) * top_k)
     ids, logprobs = part.top_ids[span], part.top_logprobs[span]
+    before = part.tokens[position - 1 : position] if position else []
     rows: list[list[Any]] = []
     for token, logprob in zip(ids, logprobs, strict=False):
         if token < 0 or logprob is None or np.isnan(logprob):
             continue
-        text = decode([token])[0] if decode else ""
+        text = decode([*before, token])[-1] if decode else ""
         rows.append([int(token), text, round(float(logprob), 5)])
     return rows
 
