@@ -47,8 +47,16 @@ def _mode(setting: Setting, seen: Observed) -> Iterator[Advice]:
         yield Advice(
             f"kernels=default with batch_size={setting.batch_size}",
             "kernels are chosen by shape, so a row's sums depend on how many rows there are",
-            "kernels=invariant",
+            "kernels=invariant"
+            if _has_mode(seen)
+            else "batch_size=1, or kernels=invariant on a GPU",
         )
+
+
+def _has_mode(seen: Observed) -> bool:
+    """vLLM's and SGLang's modes exist on GPUs alone."""
+    states = seen.get("workers")
+    return states is None or any(state.get("gpu") for state in states)
 
 
 def _two_patches(setting: Setting, seen: Observed) -> Iterator[Advice]:

@@ -20,6 +20,9 @@ def candidate_table(
     doubles (engines list the emitted token beside the best K). Sorted by falling log-probability,
     ties by rising id; missing ones are id -1 and NaN. NaN log-probabilities count as not given.
     """
+    widths = {len(row) for row in ids_T}
+    if widths == {top_k}:
+        return sorted_candidates(np.asarray(ids_T, np.int32), np.asarray(logprobs_T, np.float32))
     ids = np.full((len(ids_T), top_k), -1, np.int32)
     logprobs = np.full((len(ids_T), top_k), np.nan, np.float32)
     for row, (row_ids, row_logprobs) in enumerate(zip(ids_T, logprobs_T, strict=True)):
@@ -28,3 +31,15 @@ def candidate_table(
         for rank, (negative, token) in enumerate(best):
             ids[row, rank], logprobs[row, rank] = token, -negative
     return ids, logprobs
+
+
+def sorted_candidates(
+    ids_TK: NDArray[np.int32], logprobs_TK: NDArray[np.float32]
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The same for full tables without doubles; NaN goes last, with id -1."""
+    ids_TK = np.where(np.isnan(logprobs_TK), -1, ids_TK).astype(np.int32)
+    order = np.lexsort((ids_TK, -logprobs_TK), axis=-1)
+    return (
+        np.take_along_axis(ids_TK, order, axis=-1),
+        np.take_along_axis(logprobs_TK, order, axis=-1),
+    )

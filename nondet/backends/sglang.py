@@ -34,6 +34,7 @@ TABLE: dict[str, Option] = {
     "kv_cache_dtype": Option(str, "auto", help="auto, bfloat16, fp8_e5m2, ..."),
     "max_length": Option(int, None, 1, help="context_length, tokens"),
     "memory_fraction": Option(float, 0.85, 0, help="mem_fraction_static"),
+    "cache_tokens": Option(int, None, 1, help="max_total_tokens: keys and values of so many"),
     "overlap_schedule": Option(bool, False, help="schedule the next step before this one ends"),
 }
 READ_BACK = (
@@ -68,6 +69,7 @@ ARGUMENTS = (
     "sampling_backend",
     "chunked_prefill_size",
     "context_length",
+    "max_total_tokens",
 )
 
 
@@ -187,6 +189,7 @@ def engine_arguments(
         "sampling_backend": options["sampling_backend"],
         "chunked_prefill_size": chunk,
         "context_length": options["max_length"],
+        "max_total_tokens": options["cache_tokens"],
     }
     arguments.update({key: value for key, value in optional.items() if value is not None})
     arguments.update(graph_arguments(options["cuda_graph"], together, known))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nondet.backends.base import Request, Response
-from nondet.backends.candidates import candidate_table
+from nondet.backends.candidates import sorted_candidates
 from nondet.backends.engine import DTYPES, SHARED, EngineBackend
 from nondet.backends.options import Option, read_options, refuse
 from nondet.settings import Setting, SettingError
@@ -32,7 +32,7 @@ TABLE: dict[str, Option] = {
     "kv_cache_dtype": Option(str, "auto", help="auto, bfloat16, fp8, ..."),
     "max_length": Option(int, None, 1, help="max_model_len, tokens"),
     "memory_fraction": Option(float, 0.85, 0, help="share of the GPU's memory"),
-    "cpu_cache_gib": Option(int, 2, 1, help="keys and values on a CPU, GiB"),
+    "cache_gib": Option(int, None, 1, help="keys and values, GiB (on a CPU 2)"),
     "async_scheduling": Option(bool, False, help="schedule the next step before this one ends"),
 }
 
@@ -71,7 +71,7 @@ class VLLMBackend(EngineBackend):
             # Lets the read-back function travel to tensor-parallel workers.
             "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
             "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": str(options["cpu_cache_gib"]),
+            "VLLM_CPU_KVCACHE_SPACE": str(options["cache_gib"] or 2),
             "VLLM_BATCH_INVARIANT": "1" if setting.kernels == "invariant" else "0",
             "HF_HUB_OFFLINE": "1",
         }
@@ -179,6 +179,7 @@ def engine_arguments(
         "enable_chunked_prefill": options["chunked_prefill"],
         "max_num_batched_tokens": options["chunk_tokens"],
         "max_model_len": options["max_length"],
+        "kv_cache_memory_bytes": options["cache_gib"] and options["cache_gib"] << 30,
     }
     arguments.update({key: value for key, value in optional.items() if value is not None})
     compilation: dict[str, Any] = {}
@@ -198,19 +199,18 @@ def response_from(item_id: str, completion: Any, top_k: int) -> Response:
     """
     tokens = np.asarray(list(completion.token_ids), np.int32)
     flat = completion.logprobs
-    spans = [slice(a, b) for a, b in zip(flat.start_indices, flat.end_indices, strict=True)]
-    ids_T = [flat.token_ids[span] for span in spans]
-    logprobs_T = [flat.logprobs[span] for span in spans]
-    if len(spans) != len(tokens):
-        raise ValueError(f"item {item_id}: {len(tokens)} tokens, {len(spans)} log-probabilities")
-    for token, ids in zip(tokens, ids_T, strict=True):
-        if ids[0] != token:
-            raise ValueError(f"item {item_id}: token {token} emitted, {ids[0]} listed")
-    emitted = np.asarray([row[0] for row in logprobs_T], np.float32)
-    top_ids, top_logprobs = candidate_table(ids_T, logprobs_T, top_k)
-    reason = completion.finish_reason
+    ids = np.asarray(flat.token_ids, np.int32)
+    logprobs = np.asarray(flat.logprobs, np.float32)
+    shape = (len(tokens), top_k + 1)
+    if ids.size != shape[0] * shape[1] or len(flat.start_indices) != len(tokens):
+        counts = f"{len(tokens)} tokens, {ids.size} log-probabilities"
+        raise ValueError(f"item {item_id}: {counts}, not {top_k + 1} a token")
+    ids, logprobs = ids.reshape(shape), logprobs.reshape(shape)
+    if not np.array_equal(ids[:, 0], tokens):
+        raise ValueError(f"item {item_id}: the emitted tokens are not those listed first")
+    top_ids, top_logprobs = sorted_candidates(ids[:, 1:], logprobs[:, 1:])
+    reason, note = completion.finish_reason, ""
     if reason not in ("stop", "length"):
-        return Response(
-            item_id, tokens, emitted, top_ids, top_logprobs, "error", completion.text, str(reason)
-        )
-    return Response(item_id, tokens, emitted, top_ids, top_logprobs, reason, completion.text)
+        reason, note = "error", f"finish_reason {reason}"
+    text = completion.text
+    return Response(item_id, tokens, logprobs[:, 0], top_ids, top_logprobs, reason, text, note)
