@@ -11,6 +11,7 @@ what else the machine does.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import os
 import random
@@ -49,11 +50,13 @@ class Server:
         streams = [self._file("in"), self._file("out")]
         try:
             run = self._script if request["kind"] == "script" else self._calls
-            return run(request, folder, streams)
+            reply = run(request, folder, streams)
         finally:
             for handle in streams:
                 os.close(handle)
-            _remove(folder)
+            clean = _remove(folder)
+        # What cannot be removed would take space from the next: the caller starts a new server.
+        return reply if clean else {**reply, "stale": True}
 
     def _file(self, name: str) -> int:
         path = Path(self.box, f"{name}{self.count:06d}")
@@ -136,7 +139,7 @@ class Server:
             with contextlib.suppress(OSError, ValueError):
                 tasks = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc)
                 try:
-                    total += sum(_schedstat(tasks, name) for name in os.listdir(tasks))  # noqa: PTH208
+                    total += sum(_schedstat(tasks, name) for name in os.listdir(tasks))
                 finally:
                     os.close(tasks)
         return total / 1e9
@@ -231,19 +234,18 @@ def _fill(handle: int, data: bytes) -> None:
     os.lseek(handle, 0, os.SEEK_SET)
 
 
-def _remove(folder: str) -> None:
-    """Delete a program's folder, whatever it did to the rights in it."""
-
-    def open_up(function: Any, path: str, _error: object) -> None:
-        with contextlib.suppress(OSError):
-            Path(path).parent.chmod(0o700)
-            if not Path(path).is_symlink():
-                Path(path).chmod(0o700)
-            function(path)
-
+def _remove(folder: str) -> bool:
+    """Delete a program's folder, whatever it did to the rights in it; whether it is gone."""
+    waiting = [folder]
+    with contextlib.suppress(OSError):
+        while waiting:
+            place = waiting.pop()
+            Path(place).chmod(0o700)
+            with os.scandir(place) as entries:
+                waiting += [e.path for e in entries if e.is_dir(follow_symlinks=False)]
     with contextlib.suppress(OSError, RecursionError):
-        shutil.rmtree(folder, onerror=open_up)
         shutil.rmtree(folder, ignore_errors=True)
+    return not Path(folder).exists()
 
 
 def begin(root: str, wanted: str) -> tuple[Server, dict[str, Any]]:
@@ -254,6 +256,8 @@ def begin(root: str, wanted: str) -> tuple[Server, dict[str, Any]]:
     for name in PRELOADED.split():
         __import__(name)
     random.seed(0)
+    # Names that the module ``site`` would have put there.
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     box = "/box"
     if wanted == "namespaces":
