@@ -179,11 +179,14 @@ def close_display() -> None:
 
 
 def _writable(outputs: Path) -> None:
-    there = outputs.absolute()
-    while not there.exists():
-        there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise SettingError("outputs", outputs, "a folder that can be written")
+    try:
+        outputs.mkdir(parents=True, exist_ok=True)
+        probe = outputs / f".probe.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        valid = f"a folder that can be written ({error.strerror})"
+        raise SettingError("outputs", outputs, valid) from error
 
 
 def _link(link: Path, target: Path) -> None:

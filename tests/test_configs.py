@@ -29,9 +29,7 @@ WITH = {
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_it_composes(file: Path) -> None:
     group, name = str(file.parent), file.name
-    plus = "+" if group in ("sweep", "experiment") else ""
-    if group.startswith("hydra"):
-        plus = ""
+    plus = "+" if group in ("sweep", "experiment", "launcher") else ""
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         words = [f"{plus}{group}={name}", *WITH.get(name, [])]
         config = compose("config", words, return_hydra_config=True)

@@ -82,3 +82,10 @@ class ToyBackend(Backend):
         reason = "length" if length == self.setting.max_new_tokens else "stop"
         text = " ".join(str(token) for token in ids[:, 0])
         return Response(request.item_id, ids[:, 0].copy(), top[:, 0].copy(), ids, top, reason, text)
+
+
+class StatefulToyBackend(ToyBackend):
+    """The same with state between waves, as an engine with a prefix cache has it."""
+
+    name = "stateful_toy"
+    stateful = True

@@ -1,0 +1,25 @@
+"""Hydra's launchers for clusters: submitit (local executor) and Ray on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import toy
+
+from nondet.study import load_study
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("launcher", ["submitit_local", "ray"])
+def test_a_study_through_a_launcher(launcher: str, tmp_path: Path) -> None:
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher.split('_')[0]}_launcher")
+    toy.write_items(tmp_path / "items.jsonl", 6)
+    words = [f"+launcher={launcher}", "batch_size=1,2", "repeats=1", "-m"]
+    done = toy.run(tmp_path, *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    study = load_study([tmp_path / "outputs" / "latest"])
+    found = [(run.factors["batch_size"], run.repeat, run.status) for run in study.runs]
+    assert found == [(1, 0, "complete"), (1, 1, "complete"), (2, 0, "complete")]
+    assert (tmp_path / "outputs" / "latest" / "report" / "index.html").exists()
