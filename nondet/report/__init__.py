@@ -4,6 +4,6 @@
 >>> write_report([Path("outputs/latest")], Path("outputs/latest/report"))
 """
 
-from nondet.report.write import ReportResult, write_report
+from nondet.report.write import ReportResult, study_panels, write_report
 
-__all__ = ["ReportResult", "write_report"]
+__all__ = ["ReportResult", "study_panels", "write_report"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 
 import matplotlib as mpl
@@ -22,9 +22,10 @@ THEME = {
     DTYPE_COLOURS["fp32"]: "var(--blue)",
 }
 PNG_DPI = 160
+NOTEBOOK_DPI = 110
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Panel:
     """One figure of the report, or the words that stand where it cannot be drawn.
 
@@ -53,6 +54,22 @@ class Panel:
             # Laid out now: what is drawn later must not move, and laying out is slow.
             self.figure.set_layout_engine("none")
         return self._svg[0]
+
+
+    def _repr_png_(self) -> bytes | None:
+        """For notebooks: the figure as PNG."""
+        if self.figure is None:
+            return None
+        out = BytesIO()
+        self.figure.savefig(out, dpi=NOTEBOOK_DPI, facecolor="white", metadata={"Software": None})
+        return out.getvalue()
+
+    def _repr_markdown_(self) -> str | None:
+        """For notebooks: the words where there is no figure."""
+        return f"*{self.words}*" if self.figure is None else None
+
+    def __repr__(self) -> str:
+        return f"Panel({self.name}: {self.alt or self.words})"
 
 
 def save(panel: Panel, folder: Path) -> list[Path]:

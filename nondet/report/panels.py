@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from nondet.report import drawn
+from nondet.report import cells, drawn
 from nondet.report.context import Context
 from nondet.report.curves import MOST_CURVES, curve_figure, histogram_figure
 from nondet.report.forest import cost_figure, interval_figure, kept
@@ -116,7 +116,7 @@ def raster_panels(context: Context) -> list[Panel]:
     for part in context.view.slices[:3]:
         name = "raster" + (f"_{part.name}" if part.name else "")
         title = "Prefix raster" + (f", {part.name}" if part.name else "")
-        found = drawn.raster(context, part.name)
+        found = cells.raster(context, part.name)
         if found is None:
             words = f"{part.name + ': ' if part.name else ''}{NO_PAIR}"
             panels.append(Panel(name, title, "", pd.DataFrame(), words=words))
@@ -139,7 +139,7 @@ def raster_panels(context: Context) -> list[Panel]:
 def heat_panel(context: Context) -> Panel:
     """Share of identical items for every pair of settings."""
     title, name = "Setting by setting", "pairs_matrix"
-    labels, share_CC, table = drawn.matrix(context)
+    labels, share_CC, table = cells.matrix(context)
     if len(labels) < 2 and table.empty:
         return Panel(name, title, "", table, words=NO_PAIR)
     figure = heat_figure(labels, share_CC)

@@ -75,6 +75,16 @@ def write_report(folders: Sequence[Path], out: Path, seed: int = 0) -> ReportRes
     )
 
 
+def study_panels(folders: Sequence[Path], seed: int = 0) -> dict[str, Panel]:
+    """Every figure of the report by its name, for notebooks; nothing is written.
+
+    Raises StudyError as ``write_report`` does.
+    """
+    context = make_context(make_view(load_study(folders), seed))
+    with house():
+        return {panel.name: panel for group in _panels(context).values() for panel in group}
+
+
 def _panels(context: Context) -> dict[str, list[Panel]]:
     return {
         "settings": [panels.diverged_panel(context)],
