@@ -15,6 +15,7 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from nondet import sweep
@@ -26,7 +27,7 @@ def job(config: DictConfig) -> str:
     """One job of Hydra's: the composed setting, and its repeats if it is the reference."""
     hydra_config = HydraConfig.get()
     number = 0 if OmegaConf.is_missing(hydra_config.job, "num") else int(hydra_config.job.num)
-    multirun = OmegaConf.select(hydra_config, "mode").name == "MULTIRUN"
+    multirun = hydra_config.mode is RunMode.MULTIRUN
     folder = Path(hydra_config.sweep.dir if multirun else hydra_config.run.dir)
     return sweep.do_job(config, number, Path(hydra_config.runtime.cwd) / folder)
 

@@ -153,6 +153,10 @@ class HFBackend(Backend):
             "generation_config_dropped": {k: str(v) for k, v in self.dropped.items()},
             "switches": read_switches(),
         }
+        if self.setting.kernels == "invariant":
+            from nondet.invariant import observed as invariant_observed
+
+            found["invariant"] = invariant_observed()
         if self.device.type == "cuda":
             found["sdpa_backends"] = {
                 name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")()

@@ -22,15 +22,15 @@ def set_switches(
     import torch
 
     mode = "tf32" if tf32 else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = mode
-    torch.backends.cudnn.conv.fp32_precision = mode
-    torch.backends.cudnn.rnn.fp32_precision = mode
-    torch.backends.mkldnn.matmul.fp32_precision = mode if tf32 else "ieee"
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduced_precision
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = reduced_precision
-    torch.backends.cuda.matmul.allow_fp16_accumulation = False
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
+    backends: Any = torch.backends  # its modules are classes at run time, unknown to a checker
+    for part in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+        part.fp32_precision = mode
+    backends.mkldnn.matmul.fp32_precision = mode
+    backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduced_precision
+    backends.cuda.matmul.allow_fp16_reduced_precision_reduction = reduced_precision
+    backends.cuda.matmul.allow_fp16_accumulation = False
+    backends.cudnn.benchmark = False
+    backends.cudnn.deterministic = True
     torch.set_flush_denormal(False)
     torch.manual_seed(seed)
     if threads is not None:
@@ -41,11 +41,12 @@ def read_switches() -> dict[str, Any]:
     """The same switches as this process has them now."""
     import torch
 
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    backends: Any = torch.backends
+    cuda, cudnn = backends.cuda, backends.cudnn
     return {
         "fp32_precision_cuda_matmul": cuda.matmul.fp32_precision,
         "fp32_precision_cudnn_conv": cudnn.conv.fp32_precision,
-        "fp32_precision_mkldnn_matmul": torch.backends.mkldnn.matmul.fp32_precision,
+        "fp32_precision_mkldnn_matmul": backends.mkldnn.matmul.fp32_precision,
         "allow_bf16_reduced_precision_reduction": _first(
             cuda.matmul.allow_bf16_reduced_precision_reduction
         ),
@@ -57,9 +58,9 @@ def read_switches() -> dict[str, Any]:
         "cudnn_benchmark": cudnn.benchmark,
         "cudnn_deterministic": cudnn.deterministic,
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "mkldnn": torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,
+        "mkldnn": backends.mkldnn.is_available() and backends.mkldnn.enabled,
         "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu_capability": backends.cpu.get_cpu_capability(),
     }
 
 
