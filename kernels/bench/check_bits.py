@@ -90,7 +90,7 @@ def ulps(y: torch.Tensor, exact: torch.Tensor, floor: torch.Tensor) -> torch.Ten
 
 def long(x: torch.Tensor) -> Any:
     """80-bit NumPy copy: what float64 results are judged by."""
-    return x.cpu().numpy().astype(np.longdouble)
+    return x.double().cpu().numpy().astype(np.longdouble)
 
 
 class Product:
@@ -233,8 +233,8 @@ def case(name: str, seed: int) -> dict[str, Any]:
     if name == "argmax":
         row["max_ulp"] = float(not torch.equal(full, argmax.argmax_reference(x, -1)))
         return row
-    few = x[: 64 if dtype != torch.float64 else 2]
-    if dtype == torch.float64 and few.numel() > 2e5:
+    few = x[:4]
+    if few.numel() > 1e5 and seed % 8:
         return row
     truth, floor = op.exact(few)
     mine, other = ulps(full[: len(few)], truth, floor), ulps(op.torch(x)[: len(few)], truth, floor)

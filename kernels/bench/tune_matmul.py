@@ -36,6 +36,11 @@ STREAM = [
     (64, 64, 128, 4, 6), (128, 64, 128, 4, 4), (128, 64, 128, 8, 4), (64, 128, 128, 4, 4),
     (128, 128, 128, 8, 3), (64, 32, 128, 4, 6),
 ]  # fmt: skip
+SHARED = [
+    (64, 128, 64, 4, 3, 2), (64, 128, 64, 4, 4, 2), (128, 64, 64, 4, 3, 2), (64, 64, 64, 4, 4, 3),
+    (64, 64, 128, 4, 3, 2), (128, 128, 64, 8, 2, 2), (128, 128, 64, 4, 2, 2), (64, 256, 64, 4, 2, 2),
+]  # fmt: skip
+"""Stream kernel with several programs a multiprocessor, which evens out uneven waves."""
 
 
 def slice_of(k: int, s: int) -> tuple[int, int]:
@@ -44,7 +49,7 @@ def slice_of(k: int, s: int) -> tuple[int, int]:
 
 
 def counts(n: int, k: int) -> list[int]:
-    wanted = [2, 4] if (n, k) == (1536, 8960) else [1, 2] if (n, k) == (1024, 4096) else [1]
+    wanted = [2] if (n, k) == (1536, 8960) else [1]
     return sorted({slice_of(k, s)[0] for s in wanted})
 
 
@@ -54,6 +59,10 @@ def plans(m: int, s: int) -> list[Plan]:
     for bm, tiles in SWAP.items():
         if bm == 16 or bm // 2 < m <= 8 * bm:
             found += [Plan("tile", mode, bm, n, k, w, st, swap=True) for n, k, w, st in tiles]
+    if m > 64:
+        found += [Plan("stream", mode, *tile[:5], False, tile[5]) for tile in SHARED]
+    if SHARED_ONLY:
+        return found[-len(SHARED) :]
     if m > 32:
         found += [Plan("stream", mode, *tile) for tile in STREAM if m > 64 or tile[0] == 64]
     if m > 256 and s > 1:
@@ -72,7 +81,8 @@ def jobs() -> list[tuple[int, int, int, int, Plan]]:
     return found
 
 
-MS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+SHARED_ONLY = "--shared" in sys.argv
+MS = (128, 256, 512, 1024, 2048) if SHARED_ONLY else (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 def useful(m: int, n: int, s: int, how: Plan) -> bool:
@@ -86,7 +96,7 @@ def useful(m: int, n: int, s: int, how: Plan) -> bool:
         return tiles <= 264
     if how.mode == "spill" and tiles < 66:
         return False
-    return tiles <= 528 or how.bn * how.bm >= 16384
+    return tiles <= 1056 or how.bn * how.bm >= 16384
 
 
 def compile_some(work: list[tuple[int, int, int, int, Plan]]) -> None:

@@ -33,8 +33,10 @@ from .support import (
     tl,
 )
 
-BLOCK = 64
-SPLIT = 512
+BLOCK = 128
+"""Keys of a block; see ``block_of`` for the types and widths that take fewer."""
+SPLIT = 256
+"""Keys of a split: small enough that one sequence fills the GPU at decode."""
 
 
 def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = True,
@@ -91,9 +93,11 @@ def blocks(q, m, l, acc, k_ptr, v_ptr, lo, hi, first, last, factor, stride_kl, s
         safe = tl.where(new == float("-inf"), 0.0, new)
         p = tl.exp2(tl.fma(s, scale, tl.broadcast_to(-safe[:, None], s.shape)))
         shrink = power_of_two(m - safe)
-        l = l * shrink + far_sum(p)
+        # The weights as the product will see them: their rounding then cancels in the quotient.
+        p = p.to(DOT)
+        l = l * shrink + far_sum(p.to(tl.float32))
         acc = acc * shrink[:, None]
-        acc = tl.dot(p.to(DOT), v.to(DOT), acc, input_precision=PRECISION)
+        acc = tl.dot(p, v.to(DOT), acc, input_precision=PRECISION)
         m = new
     return m, l, acc
 
@@ -213,11 +217,15 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, o_ptr, ws_ptr, counter_ptr, cu_q, cu_k
         done = tl.atomic_add(counter_ptr + group, 1, sem="acq_rel", scope="gpu")
         if done != s_hi - s_lo - 1:
             return
-        for z in tl.range(s_lo, s_hi, num_stages=3):
-            m2 = tl.load(mine + z * space + r, cache_modifier=".cg")
-            l2 = tl.load(mine + z * space + BM + r, cache_modifier=".cg")
-            acc2 = tl.load(mine + z * space + cell, cache_modifier=".cg")
-            m, l, acc = merge(m, l, acc, m2, l2, acc2)
+        for base in range(s_lo, s_hi, 4):
+            # Four splits in flight; one that does not exist merges as nothing.
+            for i in tl.static_range(4):
+                here = (row < q_len * G) & (base + i < s_hi)
+                part = mine + (base + i) * space
+                m2 = tl.load(part + r, here, other=float("-inf"), cache_modifier=".cg")
+                l2 = tl.load(part + BM + r, here, other=0.0, cache_modifier=".cg")
+                acc2 = tl.load(part + cell, here[:, None], other=0.0, cache_modifier=".cg")
+                m, l, acc = merge(m, l, acc, m2, l2, acc2)
         tl.store(counter_ptr + group, 0)
     else:
         for s in range(s_lo, s_hi):
@@ -307,7 +315,7 @@ def _launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
     bm, warps, stages = shape_of(max_q * group, padded, q.element_size())
     tiles = cdiv(max_q * group, bm)
     if parallel is None:
-        parallel = splits > 1 and bm == 16 and tiles * heads * count < 4 * processors(q.device)
+        parallel = splits > 1 and bm == 16 and tiles * heads * count < 2 * processors(q.device)
     work, counters = o, o
     if parallel:
         groups = count * heads * tiles
@@ -321,16 +329,23 @@ def _launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
         DOT={2: tl.bfloat16 if q.dtype == torch.bfloat16 else tl.float16}.get(
             q.element_size(), tl.float32
         ),
-        BM=bm, BN=BLOCK if q.element_size() == 2 else BLOCK // 2, SPLIT=SPLIT, CAUSAL=causal,
+        BM=bm, BN=block_of(padded, q.element_size()), SPLIT=SPLIT, CAUSAL=causal,
         WINDOW=window is not None, VARLEN=cu_q is not None, START=start is not None,
         END=end is not None, PARALLEL=parallel, PRECISION="tf32" if tf32 else "ieee",
         num_warps=warps, num_stages=stages, enable_fp_fusion=False)  # fmt: skip
 
 
+def block_of(width: int, size: int) -> int:
+    """Keys of a block: part of the order of additions, so a function of width and type alone."""
+    return BLOCK // (1 if size == 2 else 2) // (1 if width <= 128 else 2)
+
+
 def shape_of(rows: int, width: int, size: int) -> tuple[int, int, int]:
     """Rows of a tile, warps and stages for a sequence's (query, head) rows; never changes a bit."""
     if size == 4:
-        return (16, 4, 2) if rows <= 16 else (32, 8, 1)
+        return (16, 4, 1) if rows <= 16 else (32, 8, 1)
     if rows <= 64:
-        return (16, 4, 3)
-    return (64, 8, 2) if width > 128 else (128, 8, 3)
+        return 16, 4, 2
+    if width > 128:
+        return 64, 8, 2
+    return (64, 4, 2) if width <= 64 else (128, 8, 2)

@@ -227,6 +227,7 @@ def _tile(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor | N
             WIDE=reach >= 2**31 - 1, HAS_C=c is not None, PLAIN=alpha == 1 and beta == 1,
             PRECISION="tf32" if allow_tf32 else "ieee",
             ACC=tl.float64 if a.dtype == torch.float64 else tl.float32,
+            BLOCKED=a.element_size() > 2 and not (allow_tf32 and a.dtype == torch.float32),
             num_warps=how.warps, num_stages=how.stages)  # fmt: skip
 
 
@@ -237,7 +238,8 @@ def _stream(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor |
 
     (m, k), n = a.shape, b.shape[1]
     tiles = cdiv(m, how.bm) * cdiv(n, how.bn)
-    programs = min(programs, tiles * count[0] if how.mode == "parallel" else tiles)
+    units = tiles * count[0] if how.mode == "parallel" else tiles
+    programs = min(programs * how.per_sm, units)
     work, counters = o, o
     if how.mode == "parallel":
         work, counters = scratch(a, tiles, count[0] * m * n)
@@ -255,5 +257,5 @@ def _stream(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor |
         a_desc, b_desc, o_desc, o, w, work, counters, m, n, k, count[1], count[0], alpha, beta,
         o.stride(0), *w.stride(), BM=how.bm, BN=how.bn, BK=how.bk, MODE=how.mode,
         A_K_MAJOR=a_flip, B_N_MAJOR=not b_flip, OUT_TMA=out_tma, HAS_C=c is not None,
-        PLAIN=alpha == 1 and beta == 1, SPECIAL=how.special,
+        PLAIN=alpha == 1 and beta == 1,
         num_warps=how.warps, num_stages=how.stages)  # fmt: skip

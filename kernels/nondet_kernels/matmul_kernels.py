@@ -2,7 +2,8 @@
 
 The reduced axis is cut into S slices at multiples of ``KS``, both functions of (N, K) alone. A
 slice is accumulated in FP32 in ascending k; the S partial sums are added in slice order, starting
-from +0. Which program does which slice, and with what tile, is free: it cannot change a bit.
+from +0. FP32 and FP64 products sum each BLOCK_K by itself before adding it (BLOCKED), because a chain
+of K additions would lose more digits than torch does; their BLOCK_K is part of the order. Which program does which slice, and with what tile, is free: it cannot change a bit.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def grouped(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
 def slice_product(a_ptr, b_ptr, m, n, k0, k1, M, N, stride_am, stride_ak, stride_bk, stride_bn,
                   BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SWAP: tl.constexpr,
                   EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-                  ACC: tl.constexpr):  # fmt: skip
+                  ACC: tl.constexpr, BLOCKED: tl.constexpr):  # fmt: skip
     """Partial product over k0 <= k < k1 for rows m and columns n; (BN, BM) if SWAP."""
     k = tl.arange(0, BK)
     if WIDE:
@@ -64,7 +65,12 @@ def slice_product(a_ptr, b_ptr, m, n, k0, k1, M, N, stride_am, stride_ak, stride
         else:
             xt = tl.load(x, mask=x_mask & (k[None, :] < k1 - base), other=0.0)
             wt = tl.load(w, mask=w_mask & (k[:, None] < k1 - base), other=0.0)
-        if SWAP:
+        if BLOCKED:
+            if SWAP:
+                acc += tl.dot(wt, xt, input_precision=PRECISION, out_dtype=ACC)
+            else:
+                acc += tl.dot(xt, wt, input_precision=PRECISION, out_dtype=ACC)
+        elif SWAP:
             acc = tl.dot(wt, xt, acc, input_precision=PRECISION, out_dtype=ACC)
         else:
             acc = tl.dot(xt, wt, acc, input_precision=PRECISION, out_dtype=ACC)
@@ -80,7 +86,7 @@ def tile_kernel(a_ptr, b_ptr, o_ptr, c_ptr, ws_ptr, counter_ptr, M, N, K, KS, S,
                 BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SWAP: tl.constexpr,
                 MODE: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
                 HAS_C: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
-                ACC: tl.constexpr):  # fmt: skip
+                ACC: tl.constexpr, BLOCKED: tl.constexpr):  # fmt: skip
     """Any strides, any type; grid (tiles, slices, batch).
 
     MODE "whole": S is 1. "walk": the program goes through all slices itself. "parallel": one
@@ -100,13 +106,13 @@ def tile_kernel(a_ptr, b_ptr, o_ptr, c_ptr, ws_ptr, counter_ptr, M, N, K, KS, S,
             total += slice_product(
                 a_ptr, b_ptr, m, n, s * KS, tl.minimum(s * KS + KS, K), left_m, left_n,
                 stride_am, stride_ak, stride_bk, stride_bn,
-                BM, BN, BK, SWAP, EVEN_K, WIDE, PRECISION, ACC)  # fmt: skip
+                BM, BN, BK, SWAP, EVEN_K, WIDE, PRECISION, ACC, BLOCKED)  # fmt: skip
     else:
         s = tl.program_id(1)
         total = slice_product(
             a_ptr, b_ptr, m, n, s * KS, tl.minimum(s * KS + KS, K), left_m, left_n,
             stride_am, stride_ak, stride_bk, stride_bn,
-            BM, BN, BK, SWAP, EVEN_K, WIDE, PRECISION, ACC)  # fmt: skip
+            BM, BN, BK, SWAP, EVEN_K, WIDE, PRECISION, ACC, BLOCKED)  # fmt: skip
     if SWAP:
         m, n = m[None, :], n[:, None]
     else:
@@ -141,7 +147,7 @@ def stream_kernel(a_desc, b_desc, o_desc, o_ptr, c_ptr, ws_ptr, counter_ptr, M, 
                   alpha, beta, stride_om, stride_cm, stride_cn,
                   BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MODE: tl.constexpr,
                   A_K_MAJOR: tl.constexpr, B_N_MAJOR: tl.constexpr, OUT_TMA: tl.constexpr,
-                  HAS_C: tl.constexpr, PLAIN: tl.constexpr, SPECIAL: tl.constexpr):  # fmt: skip
+                  HAS_C: tl.constexpr, PLAIN: tl.constexpr):  # fmt: skip
     """Persistent programs fed by the tensor copy engine; a unit of work is (tile, slice).
 
     MODE "whole": S is 1. "spill": a program does the slices of a tile one after the other and
@@ -156,7 +162,7 @@ def stream_kernel(a_desc, b_desc, o_desc, o_ptr, c_ptr, ws_ptr, counter_ptr, M, 
     else:
         units = tl.cdiv(tiles - pid, programs) * S
     i, j = tl.arange(0, BM), tl.arange(0, BN)
-    for u in tl.range(0, units, flatten=True, warp_specialize=SPECIAL):
+    for u in tl.range(0, units, flatten=True):
         if MODE == "parallel":
             tile, s = (pid + u * programs) // S, (pid + u * programs) % S
         elif MODE == "spill":

@@ -1,18 +1,19 @@
 """How a product is cut: what may change its bits (N, K alone) and what may not (everything else).
 
 ``slices`` fixes the order of additions. ``plan`` picks kernel, tile, warps and stages from the
-number of rows too; those never change a bit, which the tests assert. All figures are frozen data
-in ``tables/``, found once per GPU by ``kernels/bench/tune_matmul.py``; nothing is tuned at run time.
+number of rows too; those never change a bit, which the tests assert. The plans are frozen data in
+``tables/``, found once by ``kernels/bench/tune_matmul.py``; nothing is tuned at run time.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from .support import cdiv, next_power_of_2
+from .support import cdiv
 
 SLICE_UNIT = 128
 """Slices end at multiples of this many k; every BLOCK_K divides it."""
@@ -22,7 +23,8 @@ class Plan(NamedTuple):
     """One way to run the product.
 
     ``kernel`` is "tile" or "stream"; ``mode`` as described in ``matmul_kernels``; ``swap`` puts
-    the weights on the left of the tensor-core product (tile kernel only).
+    the weights on the left of the tensor-core product (tile kernel); ``per_sm`` is the number of
+    programs a multiprocessor (stream kernel).
     """
 
     kernel: str
@@ -33,52 +35,40 @@ class Plan(NamedTuple):
     warps: int
     stages: int
     swap: bool = False
-    special: bool = False
-
-
-@functools.cache
-def tables() -> dict[str, Any]:
-    """The frozen figures: ``slices`` by "N,K", and ``tiles`` by kernel size class."""
-    text = resources.files(__package__).joinpath("tables/hopper.json").read_text()
-    data: dict[str, Any] = json.loads(text)
-    return data
+    per_sm: int = 1
 
 
 @functools.cache
 def slices(n: int, k: int) -> tuple[int, int]:
     """Number of K slices of an (N, K) product and the length of one: a function of N, K alone.
 
-    The rule wants 128 programs of 64 columns for a memory-bound product, slices of at least 512,
-    and at most 8 of them; the table overrides it where measurement found better.
+    Two slices where the columns are few and the sum is long, else one. Measured on the H200, more
+    slices win up to a fifth at decode and lose more than that at prefill, for nearly every shape.
     """
-    wanted = tables()["slices"].get(f"{n},{k}", 0)
-    if not wanted:
-        wanted = 1
-        while wanted < 8 and cdiv(n, 64) * wanted < 96 and k // (2 * wanted) >= 512:
-            wanted *= 2
+    wanted = 2 if n <= 2048 and k >= 8192 else 1
     length = max(cdiv(cdiv(k, wanted), SLICE_UNIT), 1) * SLICE_UNIT
     return max(cdiv(k, length), 1), length
 
 
-def _skinny(m: int, n: int, k: int, mode: str) -> Plan:
-    """At most 64 rows: the weights are read once, so keep many bytes in flight."""
-    bm = 16 if m <= 16 else max(32, next_power_of_2(m))
-    bk = 128 if k % 128 == 0 or k > 1024 else 64
-    size, warps, stages = tables()["skinny"].get(f"{n},{k},{bm}") or tables()["skinny"][str(bm)]
-    return Plan("tile", mode, bm, size, bk, warps, stages, swap=True)
+@functools.cache
+def table() -> dict[tuple[int, int], list[tuple[int, Plan]]]:
+    """(N, K) -> (largest number of rows, plan), ascending; the last entry serves all above."""
+    text = resources.files(__package__).joinpath("tables/hopper.json").read_text()
+    found = {}
+    for shape, rows in json.loads(text)["plans"].items():
+        n, k = map(int, shape.split(","))
+        found[n, k] = [(most, Plan(kernel, "", *rest)) for most, kernel, *rest in rows]
+    return found
 
 
-def _stream(m: int, n: int, k: int, count: int, programs: int) -> Plan:
-    """More rows and aligned operands: the largest tile that still gives every program work."""
-    for bm, bn, warps, stages, fill in tables()["stream"]:
-        tiles = cdiv(m, bm) * cdiv(n, bn)
-        if tiles * count >= programs * fill:
-            break
-    if count == 1:
-        mode = "whole"
-    else:
-        mode = "parallel" if tiles < programs * tables()["spill_from"] else "spill"
-    return Plan("stream", mode, bm, bn, 64, warps, stages)
+@functools.cache
+def nearest(n: int, k: int) -> list[tuple[int, Plan]]:
+    """Plans of the measured shape closest to (N, K) in ratio; for a measured one, its own."""
+
+    def distance(shape: tuple[int, int]) -> float:
+        return abs(math.log(shape[0] / n)) + abs(math.log(shape[1] / k))
+
+    return table()[min(table(), key=distance)]
 
 
 def plan(m: int, n: int, k: int, bits: int, aligned: bool, programs: int) -> Plan:
@@ -91,19 +81,26 @@ def plan(m: int, n: int, k: int, bits: int, aligned: bool, programs: int) -> Pla
         programs: multiprocessors of the device.
     """
     count = slices(n, k)[0]
-    if bits == 16 and m <= 64:
-        return _skinny(m, n, k, "whole" if count == 1 else "parallel")
-    if bits == 16 and aligned:
-        return _stream(m, n, k, count, programs)
-    return generic(m, n, bits, count, programs)
+    if bits != 16:
+        return generic(m, n, bits, count, programs)
+    rows = nearest(n, k)
+    how = next((how for most, how in rows if m <= most), rows[-1][1])
+    if how.kernel == "stream" and not aligned:
+        return generic(m, n, bits, count, programs)
+    tiles = cdiv(m, how.bm) * cdiv(n, how.bn)
+    if count == 1:
+        return how._replace(mode="whole")
+    if tiles <= programs:
+        return how._replace(mode="parallel")
+    return how._replace(mode="spill" if how.kernel == "stream" else "walk")
 
 
 def generic(m: int, n: int, bits: int, count: int, programs: int) -> Plan:
-    """Any strides and any type, without the copy engine."""
+    """Any strides and any type, without the copy engine; BLOCK_K follows the type alone."""
     if bits == 16:
         bm, bn, bk, warps, stages = (16, 64, 64, 4, 3) if m <= 16 else (64, 64, 64, 4, 3)
     elif bits == 32:
-        bm, bn, bk, warps, stages = (16, 32, 32, 4, 3) if m <= 16 else (64, 64, 16, 8, 3)
+        bm, bn, bk, warps, stages = (16, 32, 32, 4, 3) if m <= 16 else (64, 64, 32, 8, 2)
     else:
         bm, bn, bk, warps, stages = (16, 16, 16, 4, 2) if m <= 16 else (32, 32, 16, 4, 2)
     few = cdiv(m, bm) * cdiv(n, bn) < programs

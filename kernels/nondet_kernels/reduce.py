@@ -78,7 +78,7 @@ def rows_kernel(x_ptr, y_ptr, M, D, stride_m, count, PARTS, SIZE, R: tl.constexp
         lanes, lost = add(lanes, lost, x, KEEP)
     y = tree_sum(settle(lanes, lost))
     if MEAN:
-        y = divide(y, tl.zeros((R,), dtype=ACC) + count.to(ACC))
+        y = divide(y, tl.full((R,), count, ACC))
     tl.store(y_ptr + row * PARTS + tl.program_id(1), y.to(y_ptr.dtype.element_ty), row < M)
 
 
@@ -101,7 +101,7 @@ def columns_kernel(x_ptr, y_ptr, M, D, stride_d, count, PARTS, SIZE, C: tl.const
         lanes, lost = add(lanes, lost, x, KEEP)
     y = tree_sum_columns(settle(lanes, lost))
     if MEAN:
-        y = divide(y, tl.zeros((C,), dtype=ACC) + count.to(ACC))
+        y = divide(y, tl.full((C,), count, ACC))
     tl.store(y_ptr + row * PARTS + tl.program_id(1), y.to(y_ptr.dtype.element_ty), row < M)
 
 

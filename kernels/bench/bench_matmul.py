@@ -1,0 +1,111 @@
+"""matmul against torch.mm at the layer shapes of the four models, on the GPU.
+
+    PYTHONPATH=kernels python kernels/bench/bench_matmul.py OUT.csv [seconds]
+
+Median microseconds from CUDA graphs over rotating weights that exceed the L2, both in the same run.
+The floor is the larger of bytes over copy bandwidth and operations over the rate of a large product.
+Where vLLM is importable its own batch-invariant product is timed too (column vllm_us).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import shapes
+import timing
+import torch
+from nondet_kernels import matmul as mm
+from nondet_kernels.matmul_plan import plan, slices
+from nondet_kernels.support import processors
+
+DECODE = [1, 2, 4, 8, 16, 32, 64]
+PREFILL = [128, 256, 512, 1024, 2048, 4096, 8192]
+
+
+def vllm_matmul() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+    """vLLM's invariant product, from either place it has lived; None where vLLM is missing."""
+    for name in ("vllm.model_executor.determinism.batch_invariant",
+                 "vllm.model_executor.layers.batch_invariant"):  # fmt: skip
+        try:
+            module = __import__(name, fromlist=["matmul_persistent"])
+            found: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = module.matmul_persistent
+            return found
+        except ImportError:
+            continue
+    return None
+
+
+def compile_some(work: list[tuple[int, int, int]]) -> None:
+    for m, n, k in work:
+        x = torch.zeros((m, k), dtype=torch.bfloat16, device="cuda")
+        mm.matmul(x, torch.zeros((n, k), dtype=torch.bfloat16, device="cuda").t())
+
+
+def jobs(programs: int) -> list[tuple[int, int, int]]:
+    """One size for each kernel that the run will need."""
+    unique = {}
+    for n, k in shapes.distinct():
+        for m in DECODE + PREFILL:
+            how = plan(m, n, k, 16, True, programs)
+            even = k % how.bk == 0 and slices(n, k)[1] % how.bk == 0
+            if n < 40000 or m < 4096:
+                unique.setdefault((how, even), (m, n, k))
+    return list(unique.values())
+
+
+def measure(m: int, w: torch.Tensor, other: Any) -> dict[str, Any]:
+    many, n, k = w.shape
+    x = torch.randn((m, k), device="cuda").bfloat16()
+    o = torch.empty((m, n), device="cuda", dtype=torch.bfloat16)
+    use = list(w) if m <= 512 else list(w)[:6]
+    repeat = 7 if m <= 1024 else 5
+    # Alternate, so that a drift of the clocks meets both.
+    pairs = []
+    for _ in range(2):
+        ours = timing.graph_us([lambda v=v: mm.matmul(x, v.t(), out=o) for v in use], repeat)
+        theirs = timing.graph_us([lambda v=v: torch.mm(x, v.t(), out=o) for v in use], repeat)
+        pairs.append((ours, theirs))
+    us, torch_us = (sum(p) / 2 for p in zip(*pairs, strict=True))
+    moved = 2 * (n * k + m * k + m * n) / timing.PEAK_BYTES * 1e6
+    work = 2 * m * n * k / timing.PEAK_FLOPS * 1e6
+    vllm_us = timing.graph_us([lambda v=v: other(x, v.t()) for v in use], repeat) if other else ""
+    return dict(us=round(us, 3), torch_us=round(torch_us, 3), ratio=round(torch_us / us, 4),
+                vllm_us=vllm_us, floor_us=round(max(moved, work), 3),
+                limit="memory" if moved > work else "tensor cores",
+                floor_percent=round(100 * max(moved, work) / us, 1))  # fmt: skip
+
+
+def main() -> None:
+    start = time.time()
+    limit = float(sys.argv[2]) if len(sys.argv) > 2 else 1e9
+    timing.warm(compile_some, jobs(processors(torch.device("cuda", 0))))
+    print(f"{time.time() - start:.0f} s to compile", flush=True)
+    other, found = vllm_matmul(), {}
+    for n, k in shapes.distinct():
+        w = torch.randn((timing.copies(n * k * 2), n, k), device="cuda").bfloat16() / 32
+        for m in DECODE + PREFILL:
+            if time.time() - start < limit:
+                found[n, k, m] = measure(m, w, other)
+        del w
+    rows = []
+    for kind, models in (("fused", shapes.FUSED), ("split", shapes.SPLIT)):
+        for model, layers in models.items():
+            for layer, (n, k) in layers.items():
+                rows += [dict(model=model, layer=layer, layout=kind, n=n, k=k, m=m, slices=slices(n, k)[0],
+                              **found[n, k, m]) for m in DECODE + PREFILL if (n, k, m) in found]  # fmt: skip
+    timing.write_csv(Path(sys.argv[1]), rows)
+    for name, ms in [("decode", DECODE), ("prefill", PREFILL), *((str(m), [m]) for m in DECODE + PREFILL)]:
+        logs = [math.log(r["ratio"]) for r in rows if r["layout"] == "fused" and r["m"] in ms]
+        if logs:
+            print(f"matmul M {name}: geometric mean {math.exp(sum(logs) / len(logs)):.3f} of torch.mm, "
+                  f"{len(logs)} sizes", flush=True)  # fmt: skip
+    print(f"{time.time() - start:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

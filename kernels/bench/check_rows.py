@@ -1,0 +1,60 @@
+"""Every M in 1..2048 against M = 1 at the layer shapes, ours and torch.mm, on the GPU.
+
+    PYTHONPATH=kernels python kernels/bench/check_rows.py OUT.csv [seconds]
+
+Compares the first and the last row of the batch with the row alone, all bits. The data has outlier
+channels and exponents spread over 2**16, because plain normal data hides differences.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import shapes
+import timing
+import torch
+from bench_matmul import compile_some, jobs
+from check_bits import data
+from nondet_kernels import matmul as mm
+from nondet_kernels.support import processors
+
+
+def differing(function: Any, x: torch.Tensor) -> tuple[int, int]:
+    """(number of M whose first or last row differs from the row alone, first such M or 0)."""
+    most = len(x)
+    first = function(x[:1])[0]
+    alone = torch.empty((most, len(first)), dtype=x.dtype, device="cuda")
+    for i in range(most):
+        alone[i] = function(x[i : i + 1])[0]
+    wrong = torch.zeros(most + 1, dtype=torch.bool, device="cuda")
+    for m in range(1, most + 1):
+        y = function(x[:m])
+        wrong[m] = (y[0] != alone[0]).any() | (y[-1] != alone[m - 1]).any()
+    return int(wrong.sum()), int(wrong.int().argmax())
+
+
+def main() -> None:
+    start = time.time()
+    limit = float(sys.argv[2]) if len(sys.argv) > 2 else 1e9
+    timing.warm(compile_some, jobs(processors(torch.device("cuda", 0))))
+    rows = []
+    for n, k in shapes.distinct():
+        if n > 40000 or time.time() - start > limit:
+            continue
+        torch.manual_seed(n + k)
+        x = data((2048, k), "wide", torch.bfloat16)
+        x[:, :: k // 5] *= 50
+        w = (data((n, k), "normal", torch.bfloat16) / k**0.5).t()
+        ours, at = differing(lambda t, w=w: mm.matmul(t, w), x)
+        theirs, first = differing(lambda t, w=w: torch.mm(t, w), x)
+        rows.append(dict(n=n, k=k, rows=2048, differ=ours, first_m=at, torch_differ=theirs,
+                         torch_first_m=first))  # fmt: skip
+        print(rows[-1], flush=True)
+    timing.write_csv(Path(sys.argv[1]), rows)
+
+
+if __name__ == "__main__":
+    main()
