@@ -183,7 +183,7 @@ def _block(weights: Tensor, rows: Tensor, size: int, bias: Tensor | None, beta: 
         block = rows.new_zeros(size, k)
         block.narrow(0, 0, count).copy_(rows)
     if bias is None:
-        result = original("mm")(weights, block.t())
+        result: Tensor = original("mm")(weights, block.t())
         if alpha != 1:
             result = result * alpha
     else:

@@ -90,11 +90,11 @@ class Coverage:
         return "\n".join(lines)
 
 
-class Watch(BaseOperations):
+class Watch(BaseOperations):  # type: ignore[no-untyped-call]
     """Records the operations of the calls inside its ``with`` block."""
 
     def __init__(self, tables: dict[str, Table]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.groups = {
             f"{key}:{name}": group
             for key, table in tables.items()

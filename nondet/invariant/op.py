@@ -19,8 +19,8 @@ from .cpu_attention import attention
 _SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal) -> Tensor"
 )
-_library = Library("nondet", "FRAGMENT")
-_library.define(_SCHEMA)
+_library = Library("nondet", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(_SCHEMA)  # type: ignore[no-untyped-call]
 
 
 def _cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float,
@@ -40,8 +40,8 @@ def _meta(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float,
     return q.new_empty(*q.shape[:-1], v.shape[-1])
 
 
-_library.impl("attention", _cpu, "CPU")
-_library.impl("attention", _cuda, "CUDA")
+_library.impl("attention", _cpu, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("attention", _cuda, "CUDA")  # type: ignore[no-untyped-call]
 torch.library.register_fake("nondet::attention", _meta, lib=_library)
 
 

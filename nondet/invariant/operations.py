@@ -8,7 +8,7 @@ from torch._C import _dispatch_has_kernel_for_dispatch_key
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class BaseOperations(TorchDispatchMode):
+class BaseOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that hands every basic operation to ``base``.
 
     Under inference_mode the dispatcher shows a mode composite operations such as aten::linear

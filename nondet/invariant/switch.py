@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch.library import Library
 
 from nondet.settings import SettingError
@@ -123,13 +122,13 @@ def _leave(ops: frozenset[str]) -> None:
 
 
 def _register(key: str, kernels: dict[str, Kernel]) -> Library:
-    library = Library("aten", "IMPL")
+    library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
             # Replacing a kernel is what is wanted here; torch warns about the first one.
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
             for name, kernel in kernels.items():
-                library.impl(name, kernel, key, allow_override=True)
+                library.impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
     except BaseException:
         _destroy([library])
         raise
@@ -138,9 +137,4 @@ def _register(key: str, kernels: dict[str, Kernel]) -> Library:
 
 def _destroy(libraries: Iterable[Library]) -> None:
     for library in libraries:
-        library._destroy()
-
-
-def is_compiling() -> bool:
-    """Whether torch.compile is tracing this call."""
-    return bool(torch.compiler.is_compiling())
+        library._destroy()  # type: ignore[no-untyped-call]

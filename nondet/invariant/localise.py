@@ -1,0 +1,220 @@
+"""The first operation that gives one prompt other bits in a batch than alone.
+
+The prompt runs alone and then as one row of a batch of equally long prompts, through the prompt and
+some decode steps with the same tokens. Both passes call the same operations in the same order. The
+one to look for has equal inputs in the prompt's row and different outputs: there the batch got in.
+Everything after it merely inherits the difference.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from .bits import differing, same_bits
+from .operations import BaseOperations, operation_name
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the comparison of the two passes says.
+
+    status: "identical", "located" (the operation below), "inherited" (outputs differ but no
+        operation with equal inputs was seen: the passes could not be matched there) or
+        "unmatched" (the passes did not call the same operations).
+    step: 0 for the prompt, then decode steps from 1. index: operation within the step, from 0.
+    differing: elements of the first output that differ, of ``elements``; ``largest`` the largest
+        absolute difference.
+    """
+
+    status: str
+    operation: str = ""
+    module: str = ""
+    step: int = 0
+    index: int = 0
+    shape: tuple[int, ...] = ()
+    differing: int = 0
+    elements: int = 0
+    largest: float = 0.0
+
+    def __str__(self) -> str:
+        where = f"{self.operation} in {self.module or 'the model'}"
+        place = "the prompt" if self.step == 0 else f"decode step {self.step}"
+        if self.status == "identical":
+            return "identical: every operation gave the prompt's row the same bits"
+        if self.status == "unmatched":
+            return f"inconclusive: at {place} the two passes call different operations ({where})"
+        amount = f"{self.differing} of {self.elements} elements, largest {self.largest:.3g}"
+        if self.status == "inherited":
+            return f"inconclusive: inputs of {where} differ at {place}, but no operation before did"
+        return (
+            f"{where}: same inputs, other outputs, at {place}, operation {self.index}; "
+            f"{amount}, output shape alone {self.shape}"
+        )
+
+
+@dataclass
+class _Record:
+    operation: str
+    module: str
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+@dataclass
+class _Recorder:
+    """What every operation of one pass read and wrote, a list for each step."""
+
+    steps: list[list[_Record]] = field(default_factory=list)
+
+
+class _Recording(BaseOperations):  # type: ignore[no-untyped-call]
+    def __init__(self, model: torch.nn.Module, into: _Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.into = into
+        self.names: list[str] = []
+        # Weights are the same in both passes: kept by reference, not copied.
+        self.weights = {p.data_ptr() for p in [*model.parameters(), *model.buffers()]}
+
+    def base(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        read = [self._kept(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        result = func(*args, **kwargs)
+        written = [self._kept(x) for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
+        module = self.names[-1] if self.names else ""
+        self.into.steps[-1].append(_Record(operation_name(func), module, read, written))
+        return result
+
+    def _kept(self, x: Tensor) -> Tensor:
+        return x.detach() if x.data_ptr() in self.weights else x.detach().clone()
+
+
+def localise(model: torch.nn.Module, prompt: Sequence[int], neighbours: Sequence[Sequence[int]],
+             row: int = 0, steps: int = 4) -> Finding:  # fmt: skip
+    """Compare ``prompt`` alone with the same prompt at ``row`` among ``neighbours``.
+
+    Args:
+        model: a causal language model of transformers, in eval mode.
+        prompt: token ids.
+        neighbours: token ids of the other rows, each as long as the prompt.
+        row: zero-based place of the prompt in the batch.
+        steps: decode steps after the prompt; both passes are fed the lone pass's greedy tokens.
+
+    Raises:
+        ValueError: neighbours of another length, or no neighbour, or no such row.
+    """
+    if not neighbours or any(len(other) != len(prompt) for other in neighbours):
+        raise ValueError("localise: neighbours must be given and be as long as the prompt")
+    if not 0 <= row <= len(neighbours):
+        raise ValueError(f"localise: row must be 0 to {len(neighbours)}")
+    rows = [list(other) for other in neighbours]
+    rows.insert(row, list(prompt))
+    alone, fed = _record(model, [list(prompt)], steps, None)
+    together, _ = _record(model, rows, steps, fed)
+    return compare(alone, together, len(rows), row)
+
+
+def _record(model: torch.nn.Module, rows: list[list[int]], steps: int,
+            fed: list[int] | None) -> tuple[_Recorder, list[int]]:  # fmt: skip
+    from transformers import DynamicCache
+
+    device = next(model.parameters()).device
+    recorder = _Recorder()
+    mode = _Recording(model, recorder)
+    tokens = torch.tensor(rows, device=device)
+    cache = DynamicCache(config=model.config)
+    # The argument was renamed in transformers 5.2x.
+    known = inspect.signature(type(model).forward).parameters
+    kept = {"cache" if "cache" in known else "past_key_values": cache}
+    chosen: list[int] = []
+    with torch.inference_mode(), _named(model, mode.names):
+        for step in range(steps + 1):
+            recorder.steps.append([])
+            mask = torch.ones(len(rows), len(rows[0]) + step, dtype=torch.int64, device=device)
+            with mode:
+                logits = model(tokens, attention_mask=mask, **kept).logits
+            chosen.append(int(logits[0, -1].argmax()) if fed is None else fed[step])
+            tokens = torch.full((len(rows), 1), chosen[-1], device=device)
+    return recorder, chosen
+
+
+@contextmanager
+def _named(model: torch.nn.Module, names: list[str]) -> Iterator[None]:
+    """Keep the names of the modules that are running, innermost last."""
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda *_, n=name: names.append(n)))
+        handles.append(module.register_forward_hook(lambda *_: _drop(names)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _drop(names: list[str]) -> None:
+    names.pop()
+
+
+def compare(alone: _Recorder, together: _Recorder, batch: int, row: int) -> Finding:
+    """The first operation whose inputs agree in the prompt's row and whose outputs do not."""
+    inherited: Finding | None = None
+    for step, (one, many) in enumerate(zip(alone.steps, together.steps, strict=True)):
+        for index, (a, b) in enumerate(zip(one, many, strict=False)):
+            if a.operation != b.operation or len(a.outputs) != len(b.outputs):
+                return Finding("unmatched", a.operation, a.module, step, index)
+            if all(_agree(x, y, batch, row) for x, y in zip(a.outputs, b.outputs, strict=True)):
+                continue
+            equal_inputs = len(a.inputs) == len(b.inputs) and all(
+                _agree(x, y, batch, row) for x, y in zip(a.inputs, b.inputs, strict=True)
+            )
+            found = _finding(a, b, batch, row, step, index)
+            if equal_inputs:
+                return found
+            if inherited is None:
+                inherited = Finding("inherited", a.operation, a.module, step, index)
+        if len(one) != len(many):
+            return Finding(
+                "unmatched", "the number of operations", "", step, min(len(one), len(many))
+            )
+    return inherited or Finding("identical")
+
+
+def _finding(a: _Record, b: _Record, batch: int, row: int, step: int, index: int) -> Finding:
+    for x, y in zip(a.outputs, b.outputs, strict=True):
+        part = row_of(y, x, batch, row)
+        if part is not None and not same_bits(x, part):
+            wide = torch.float64 if x.is_floating_point() else torch.int64
+            largest = float((x.to(wide) - part.to(wide)).abs().nan_to_num().max())
+            return Finding("located", a.operation, a.module, step, index, tuple(x.shape),
+                           differing(x, part), x.numel(), largest)  # fmt: skip
+    return Finding("located", a.operation, a.module, step, index)
+
+
+def _agree(one: Tensor, many: Tensor, batch: int, row: int) -> bool:
+    part = row_of(many, one, batch, row)
+    # What cannot be matched by shape (a count, a flag over all rows) is not held against a row.
+    return part is None or same_bits(one, part)
+
+
+def row_of(many: Tensor, one: Tensor, batch: int, row: int) -> Tensor | None:
+    """The part of ``many`` that belongs to the row; None if the shapes do not tell.
+
+    One dimension of ``many`` must be ``batch`` times as long as that of ``one``: the batch itself
+    or the batch flattened together with what lies behind it.
+    """
+    if many.dim() != one.dim():
+        return None
+    other = [d for d in range(one.dim()) if many.shape[d] != one.shape[d]]
+    if not other:
+        return many
+    d = other[0]
+    if len(other) > 1 or many.shape[d] != batch * one.shape[d]:
+        return None
+    return many.narrow(d, row * one.shape[d], one.shape[d])
