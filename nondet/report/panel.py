@@ -55,7 +55,6 @@ class Panel:
             self.figure.set_layout_engine("none")
         return self._svg[0]
 
-
     def _repr_png_(self) -> bytes | None:
         """For notebooks: the figure as PNG."""
         if self.figure is None:

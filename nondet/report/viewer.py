@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from huggingface_hub import try_to_load_from_cache
+from pyarrow import dataset
 
 from nondet.models import cache_folder, fingerprint
 from nondet.runs import Run
@@ -88,18 +89,15 @@ def model_folders(run: Run) -> list[Path]:
     return found
 
 
-def responses(run: Run, wanted: Sequence[str], top_k: int) -> dict[str, Response]:
+def responses(run: Run, wanted: Sequence[str]) -> dict[str, Response]:
     """First sample of the wanted items of a run, by item id."""
-    names = ["item_id", "sample", "tokens", "text", "finish_reason", "outcome"]
-    table = run.table([*names, "top_ids", "top_logprobs"])
+    names = ["item_id", "tokens", "text", "finish_reason", "outcome", "top_ids", "top_logprobs"]
+    # Filtered while it is read: a run may hold millions of tokens, and few of them are shown.
+    stored = dataset.dataset(run.folder / "tokens.parquet", format="parquet")
+    chosen = dataset.field("item_id").isin(list(wanted)) & (dataset.field("sample") == 0)
     found: dict[str, Response] = {}
-    ids = table["item_id"].to_pylist()
-    rows = {item: row for row, item in reversed(list(enumerate(ids)))}
-    for item in wanted:
-        if item not in rows:
-            continue
-        row = {name: table[name][rows[item]].as_py() for name in table.column_names}
-        found[item] = Response(
+    for row in stored.to_table(columns=names, filter=chosen).to_pylist():
+        found[row["item_id"]] = Response(
             row["tokens"],
             row["text"] or "",
             row["finish_reason"] or "",
@@ -120,7 +118,7 @@ def viewer_data(
     """
     runs = study.complete[:MOST_RUNS]
     wanted = list(order)[:MOST_ITEMS]
-    stored = [responses(run, wanted, run.top_k) for run in runs]
+    stored = [responses(run, wanted) for run in runs]
     items: list[dict[str, Any]] = []
     size = 0
     for item in wanted:
