@@ -17,7 +17,7 @@ demo: $(VENV)/.run ## set up, then the main job on a real small model, on the CP
 	$(BIN)/python -m nondet.run +sweep=kernels dtype=bf16 batch_size=1,4 $(DEMO)
 
 test: $(VENV)/.dev ## set up, then the tests (no network, no GPU)
-	$(BIN)/python -m pytest -m "not slow and not vllm"
+	$(BIN)/python -m pytest -n auto -m "not slow and not vllm"
 
 test-slow: $(VENV)/.dev ## the tests that take minutes: kills, launchers, load
 	$(BIN)/python -m pytest -m "slow and not vllm"
