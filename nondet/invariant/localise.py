@@ -169,7 +169,8 @@ def compare(alone: _Recorder, together: _Recorder, batch: int, row: int) -> Find
         for index, (a, b) in enumerate(zip(one, many, strict=False)):
             if a.operation != b.operation or len(a.outputs) != len(b.outputs):
                 return Finding("unmatched", a.operation, a.module, step, index)
-            if all(_agree(x, y, batch, row) for x, y in zip(a.outputs, b.outputs, strict=True)):
+            pairs = _row_outputs(a, b)
+            if all(_agree(x, y, batch, row) for x, y in pairs):
                 continue
             equal_inputs = len(a.inputs) == len(b.inputs) and all(
                 _agree(x, y, batch, row) for x, y in zip(a.inputs, b.inputs, strict=True)
@@ -187,7 +188,7 @@ def compare(alone: _Recorder, together: _Recorder, batch: int, row: int) -> Find
 
 
 def _finding(a: _Record, b: _Record, batch: int, row: int, step: int, index: int) -> Finding:
-    for x, y in zip(a.outputs, b.outputs, strict=True):
+    for x, y in _row_outputs(a, b):
         part = row_of(y, x, batch, row)
         if part is not None and not same_bits(x, part):
             wide = torch.float64 if x.is_floating_point() else torch.int64
@@ -195,6 +196,13 @@ def _finding(a: _Record, b: _Record, batch: int, row: int, step: int, index: int
             return Finding("located", a.operation, a.module, step, index, tuple(x.shape),
                            differing(x, part), x.numel(), largest)  # fmt: skip
     return Finding("located", a.operation, a.module, step, index)
+
+
+def _row_outputs(a: _Record, b: _Record) -> list[tuple[Tensor, Tensor]]:
+    """Outputs that have rows: a sum over the whole batch may differ without any fault."""
+    shared = all(x.shape == y.shape for x, y in zip(a.inputs, b.inputs, strict=False))
+    pairs = zip(a.outputs, b.outputs, strict=True)
+    return [(x, y) for x, y in pairs if shared or x.shape != y.shape]
 
 
 def _agree(one: Tensor, many: Tensor, batch: int, row: int) -> bool:
