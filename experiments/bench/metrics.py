@@ -7,7 +7,9 @@
 Cases: "grid" 12 settings x 1,000 items x 10,000 tokens with top-5 log-probabilities; "half" with
 half the tokens (for the scaling); "many" 720 runs with as many tokens as "grid" in all; "pandas"
 a tenth of "grid", analysed by nondet and by plain pandas. Data are written to a temporary folder
-and removed. Each measurement is its own process; memory is its largest resident set. The pandas
+and removed. Each measurement is its own process; memory is its largest resident set; ``load`` is
+the load average of the machine just before (above the number of cores others were at work, and
+cpu_s says more than wall_s). The pandas
 version computes less (see ``plain_pandas``), so its ratio is a lower bound.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import resource
 import shutil
@@ -205,7 +208,13 @@ def measure(folder: Path, provider: str) -> dict[str, Any]:
     wall = time.perf_counter() - started
     usage = resource.getrusage(resource.RUSAGE_SELF)
     cpu = usage.ru_utime + usage.ru_stime
-    return {"wall_s": wall, "cpu_s": cpu, "peak_mb": usage.ru_maxrss / 1024, "numbers": numbers}
+    return {"wall_s": wall, "cpu_s": cpu, "peak_mb": peak_mb(), "numbers": numbers}
+
+
+def peak_mb() -> float:
+    """Largest resident set of this process. Not ru_maxrss, which a child inherits."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
 
 def hardware() -> str:
@@ -235,6 +244,7 @@ def bench(case: Case, repeats: int) -> list[dict[str, Any]]:
         size = sum(path.stat().st_size for path in folder.rglob("*.parquet"))
         for provider in case.providers:
             for repeat in range(repeats):
+                load = os.getloadavg()[0]
                 command = [sys.executable, __file__, "--measure", str(folder), provider]
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
                 found = json.loads(done.stdout.splitlines()[-1])
@@ -242,6 +252,7 @@ def bench(case: Case, repeats: int) -> list[dict[str, Any]]:
                     "case": case.name,
                     "provider": provider,
                     "repeat": repeat,
+                    "load": round(load, 1),
                     "settings": case.settings,
                     "items": case.items,
                     "tokens": tokens,

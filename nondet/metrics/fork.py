@@ -14,7 +14,8 @@ from nondet.metrics.ragged import from_arrow
 from nondet.runs import Run
 
 # Rows decoded at a time: top candidates are the largest column of a run.
-BATCH = 64
+BATCH = 16
+BUFFER = 2**20
 
 
 def read_candidates(
@@ -30,7 +31,8 @@ def read_candidates(
     found: dict[tuple[int, int], NDArray[Any]] = {}
     if not wanted:
         return found
-    file = pq.ParquetFile(run.folder / "tokens.parquet")
+    # Buffered: otherwise the whole compressed column is held.
+    file = pq.ParquetFile(run.folder / "tokens.parquet", buffer_size=BUFFER)
     start, last = 0, max(wanted)
     for batch in file.iter_batches(BATCH, columns=["top_logprobs"]):
         rows = [row for row in range(start, start + len(batch)) if row in wanted]

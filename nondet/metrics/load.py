@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nondet.metrics.divergence import Comparison
-from nondet.metrics.fork import gaps_at, read_candidates
+from nondet.metrics.fork import BATCH, BUFFER, gaps_at, read_candidates
 from nondet.metrics.prefix import PrefixForest, build_forest
 from nondet.metrics.ragged import Ragged, Spill, from_arrow
 from nondet.metrics.responses import Outcomes, check_same_rows, read_outcomes
@@ -44,12 +45,25 @@ class Loaded:
         return np.stack([outcome.answers_P for outcome in self.outcomes])
 
 
+def read_column(run: Run, name: str) -> Ragged:
+    """One list column of a run. Decoded a few rows at a time: reading a column at once takes more
+    than ten times its size for a moment. Raises FileNotFoundError."""
+    file = pq.ParquetFile(run.folder / "tokens.parquet", buffer_size=BUFFER)
+    parts = [from_arrow(batch.column(0)) for batch in file.iter_batches(BATCH, columns=[name])]
+    if not parts:
+        return from_arrow(run.table([name])[name])
+    values = [part.values[part.offsets[0] : part.offsets[-1]] for part in parts]
+    lengths = np.concatenate([part.lengths for part in parts])
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Ragged(np.concatenate(values), offsets)
+
+
 def load(runs: Sequence[Run]) -> Loaded:
     """Prefix trees and outcomes of complete runs. Raises StudyError when items differ."""
     outcomes: list[Outcomes] = []
     with Spill() as spill:
         for run in runs:
-            tokens = from_arrow(run.table(["tokens"])["tokens"])
+            tokens = read_column(run, "tokens")
             outcomes.append(read_outcomes(run, tokens.lengths))
             spill.add(tokens)
         check_same_rows(runs, outcomes)
@@ -62,7 +76,7 @@ def load(runs: Sequence[Run]) -> Loaded:
 
 def read_logprobs(run: Run, lengths_P: NDArray[np.int64]) -> Ragged:
     """Log-probabilities of the emitted tokens; rows that have none are NaN throughout."""
-    found = from_arrow(run.table(["logprobs"])["logprobs"])
+    found = read_column(run, "logprobs")
     if np.array_equal(found.lengths, lengths_P):
         return found
     offsets = np.concatenate([[0], np.cumsum(lengths_P)]).astype(np.int64)

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from nondet.metrics.accuracy import accuracy, flips, mcnemar
 from nondet.metrics.candidates import probability_divergence
 from nondet.metrics.divergence import Comparison, compare_lengths, median_position
+from nondet.metrics.fork import BATCH, BUFFER
 from nondet.metrics.intervals import share_of_items
-from nondet.metrics.load import read_logprobs
+from nondet.metrics.load import read_column, read_logprobs
 from nondet.metrics.prefix import common_prefix
 from nondet.metrics.probability import top_k_kl
 from nondet.metrics.ragged import Ragged, from_arrow
@@ -24,7 +25,6 @@ from nondet.runs import Run
 
 # Diverging items named in a comparison.
 EXAMPLES = 20
-BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _examples(keys: tuple[str, ...], found: Comparison) -> list[dict[str, Any]]:
 
 def read_side(run: Run) -> Side:
     """One run from disk, without its candidates."""
-    tokens = from_arrow(run.table(["tokens"])["tokens"])
+    tokens = read_column(run, "tokens")
     outcomes = read_outcomes(run, tokens.lengths)
     return Side(tokens, read_logprobs(run, tokens.lengths), outcomes)
 
@@ -189,7 +189,9 @@ def _candidates(
     """
     columns = ["top_ids", "top_logprobs"]
     streams = [
-        pq.ParquetFile(run.folder / "tokens.parquet").iter_batches(BATCH, columns=columns)
+        pq.ParquetFile(run.folder / "tokens.parquet", buffer_size=BUFFER).iter_batches(
+            BATCH, columns=columns
+        )
         for run in (a, b)
     ]
     parts: list[NDArray[np.float64]] = [np.empty(0)]
