@@ -55,7 +55,7 @@ def test_labels_are_cut_in_the_middle_and_wrapped() -> None:
     assert "…" in cut
     assert wrap("batch_size 8, layercast, gpus 2").count("\n") == 1
     for label in ("word " * 30, "x" * 200):
-        assert all(len(line) <= 27 for line in wrap(label).split("\n"))
+        assert all(len(line) <= 30 for line in wrap(label).split("\n"))
         assert wrap(label).count("\n") <= 1
 
 

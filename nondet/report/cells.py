@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from nondet.report.context import Context
+from nondet.report.drawn import first_repeats
 from nondet.report.grids import MOST_CELLS
 
 MOST_COLUMNS = 160
@@ -34,6 +35,8 @@ def raster(context: Context, name: str) -> Raster | None:
     table = table[table["slice"] == name] if len(table) else table
     if table.empty:
         return None
+    first = table["run_id"].isin(first_repeats(context))
+    table = table[first] if first.any() else table
     grouped = table.groupby(table["item"].astype(str), sort=False)
     items = pd.DataFrame(
         {"position": grouped["position"].min(), "length": grouped["len_ref"].first()}

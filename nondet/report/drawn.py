@@ -46,7 +46,7 @@ def curves(context: Context, value: str) -> pd.DataFrame:
     table = context.view.survival
     if table.empty:
         return pd.DataFrame(columns=["setting", "position", value, "low", "high", "at_risk"])
-    first = _first_repeats(context)
+    first = first_repeats(context)
     # Where there are repeats only, they are what is drawn.
     if table["run_id"].isin(first).any():
         table = table[table["run_id"].isin(first)]
@@ -54,6 +54,9 @@ def curves(context: Context, value: str) -> pd.DataFrame:
     parts = []
     for label, part in table.groupby("label", sort=False):
         start = 1.0 if value == "survival" else 0.0
+        # Until the first change the band is that of the first row.
+        same = part[value].iloc[0] == start
+        low, high = (part[name].iloc[0] if same else start for name in bands)
         # A step at position 0 is drawn at 0, so the start lies just before it.
         parts.append(
             pd.DataFrame(
@@ -61,8 +64,8 @@ def curves(context: Context, value: str) -> pd.DataFrame:
                     "setting": label,
                     "position": [-1, *part["t"]],
                     value: [start, *part[value]],
-                    "low": [start, *part[bands[0]]],
-                    "high": [start, *part[bands[1]]],
+                    "low": [low, *part[bands[0]]],
+                    "high": [high, *part[bands[1]]],
                     "at_risk": [part["at_risk"].iloc[0], *part["at_risk"]],
                     "events": [0, *part["events"]],
                 }
@@ -71,7 +74,8 @@ def curves(context: Context, value: str) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _first_repeats(context: Context) -> set[str]:
+def first_repeats(context: Context) -> set[str]:
+    """Run ids of the first finished run of each setting."""
     seen: dict[str, str] = {}
     for run in context.study.complete:
         seen.setdefault(repr(context.study.setting_key(run)), run.id)
@@ -187,7 +191,7 @@ def forks(context: Context) -> pd.DataFrame:
     if table.empty:
         return pd.DataFrame(columns=names)
     table = table[table["event"] & table["gap_logprob"].notna()]
-    first = table["run_id"].isin(_first_repeats(context))
+    first = table["run_id"].isin(first_repeats(context))
     table = table[first] if first.any() else table
     group = table["slice"]
     if not (group != "").any():

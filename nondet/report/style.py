@@ -139,7 +139,7 @@ def canvas(width: float, height: float, **kwargs: Any) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def wrap(label: str, width: int = 27) -> str:
+def wrap(label: str, width: int = 30) -> str:
     """A label on at most two lines, broken after a comma or space where there is one."""
     if len(label) <= width:
         return label

@@ -18,8 +18,9 @@ def print_report(result: ReportResult, console: Console | None = None) -> None:
     """Print the verdict and the summary table; narrow where there is no terminal, never cut."""
     console = console or Console()
     if not console.is_terminal:
-        console = Console(file=console.file, width=max(console.width, 160))
-    short = short_summary(result.summary)
+        console = Console(file=console.file, width=max(console.width, 200))
+    # Which reference belongs to which run is in the files; here the line must stay short.
+    short = short_summary(result.summary).drop(columns="reference")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, right in zip(short.columns, tables.numeric(short), strict=True):
         table.add_column(heading(str(name)), justify="right" if right else "left")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from huggingface_hub import try_to_load_from_cache
-from pyarrow import dataset
 
 from nondet.models import cache_folder, fingerprint
 from nondet.runs import Run
@@ -24,6 +24,7 @@ MOST_ITEMS, MOST_RUNS = 60, 12
 # Characters of JSON; items beyond it are left out of the page.
 MOST_CHARACTERS = 700_000
 BEFORE, AFTER = 60, 60
+ROWS, BUFFER = 64, 2**20
 TEXT_LIMIT = 4000
 
 Decode = Callable[[Sequence[int]], list[str]]
@@ -92,19 +93,26 @@ def model_folders(run: Run) -> list[Path]:
 def responses(run: Run, wanted: Sequence[str]) -> dict[str, Response]:
     """First sample of the wanted items of a run, by item id."""
     names = ["item_id", "tokens", "text", "finish_reason", "outcome", "top_ids", "top_logprobs"]
-    # Filtered while it is read: a run may hold millions of tokens, and few of them are shown.
-    stored = dataset.dataset(run.folder / "tokens.parquet", format="parquet")
-    chosen = dataset.field("item_id").isin(list(wanted)) & (dataset.field("sample") == 0)
+    # A few rows at a time: a run may hold millions of tokens, and few of them are shown.
+    file = pq.ParquetFile(run.folder / "tokens.parquet", buffer_size=BUFFER)
     found: dict[str, Response] = {}
-    for row in stored.to_table(columns=names, filter=chosen).to_pylist():
-        found[row["item_id"]] = Response(
-            row["tokens"],
-            row["text"] or "",
-            row["finish_reason"] or "",
-            row["outcome"] or "",
-            row["top_ids"] or [],
-            row["top_logprobs"] or [],
-        )
+    left = set(wanted)
+    for batch in file.iter_batches(ROWS, columns=names):
+        for place, item in enumerate(batch.column("item_id").to_pylist()):
+            if item not in left:
+                continue
+            left.remove(item)
+            row = batch.slice(place, 1).to_pylist()[0]
+            found[item] = Response(
+                row["tokens"],
+                row["text"] or "",
+                row["finish_reason"] or "",
+                row["outcome"] or "",
+                row["top_ids"] or [],
+                row["top_logprobs"] or [],
+            )
+        if not left:
+            break
     return found
 
 
