@@ -76,7 +76,7 @@ STDIN: list[Row] = [
     (block("import sys\nprint(sum(map(int, sys.stdin.read().split()[1:])))"), R, ""),
     (block("n = int(input())\nprint(float(sum(map(int, input().split()))))"), R, ""),
     (block("n = int(input())\nprint(sum(map(int, input().split())), '\\n')"), R, ""),
-    (block("if __name__ == '__main__':\n    input(); print(eval(input().replace(' ', '+')))"), R, ""),
+    (block("if __name__ == '__main__':\n  input(); print(eval(input().replace(' ', '+')))"), R, ""),
     (block(READS + "\nexit()"), R, ""),
     (block(READS + "\nimport os; os._exit(0)"), W, "test 1 of 3: wrong"),  # output never written
     (block("import threading\ndef f():\n    input(); print(sum(map(int, input().split())))\n"

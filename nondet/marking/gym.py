@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ from nondet.marking.boxes import after_thought, answer_spans
 from nondet.marking.registry import with_versions
 from nondet.marking.worker import Worker
 
-_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPEN, _CLOSE = "<answer>", "</answer>"
 _FULL = 0.999  # a score of reasoning-gym that is right; it gives parts of 1 for form and effort
 _LONGEST = 500  # characters of an answer that go to the scorer
 
@@ -40,10 +39,24 @@ def gym_answer(answered: Answered) -> str | None:
     final = after_thought(answered.text)
     if final is None:
         return None
-    tagged = [text.strip() for text in _TAGS.findall(final)]
-    spans = set(tagged or answer_spans(answered.text, answered.truncated))
+    if _OPEN in final and _CLOSE not in final:
+        return None
+    spans = set(tagged(final) or answer_spans(answered.text, answered.truncated))
     answer = spans.pop() if len(spans) == 1 else None
     return answer if answer and len(answer) <= _LONGEST else None
+
+
+def tagged(text: str) -> list[str]:
+    """What stands between answer tags, in order; one pass over the text."""
+    found, place = [], text.find(_OPEN)
+    while place >= 0:
+        start = place + len(_OPEN)
+        end = text.find(_CLOSE, start)
+        if end < 0:
+            break
+        found.append(text[start:end].strip())
+        place = text.find(_OPEN, end)
+    return found
 
 
 def _source(answered: Answered) -> list[object]:

@@ -5,7 +5,8 @@ best first; ``Sandbox.describe`` says what is in force:
 
     bubblewrap   the bwrap command, where it is installed
     namespaces   own mounts, network, IPC and host name: a root with nothing but Python in it
-    landlock     file rules and the system-call filter, where namespaces are not allowed
+    landlock     file rules and the system-call filter, where namespaces are not allowed; the
+                 folder is on disk then, and only the size of each file is bounded
     limits       limits of resources alone: not safe for programs nobody has read
 
 In the first three every program also has the system-call filter (``jail.seccomp``: no sockets,
@@ -124,10 +125,9 @@ class Sandbox:
             process.kill()
             process.wait()
         if self._root:
-            subprocess.run(
-                ["chmod", "-R", "u+rwX", self._root], stderr=subprocess.DEVNULL, check=False
-            )
-            shutil.rmtree(self._root, ignore_errors=True)
+            # Programs may leave folders without rights, or deeper than Python can walk.
+            for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+                subprocess.run([*command, self._root], stderr=subprocess.DEVNULL, check=False)
             self._root = ""
 
     def _choose(self, level: str | None) -> str:
