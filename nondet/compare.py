@@ -73,7 +73,7 @@ def match(a: Study, b: Study) -> tuple[list[tuple[Run, Run]], list[str], list[st
         return [(a.complete[0], b.complete[0])], [], []
     partners = {key(run): run for run in b.complete}
     pairs = [(run, partners[key(run)]) for run in a.complete if key(run) in partners]
-    taken_a, taken_b = ({run.id for run in side} for side in zip(*pairs, strict=True) or ((), ()))
+    taken_a, taken_b = {one.id for one, _ in pairs}, {two.id for _, two in pairs}
     labels_a, labels_b = run_labels(a), run_labels(b)
     return (
         pairs,

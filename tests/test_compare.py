@@ -228,6 +228,16 @@ def test_failed_and_lone_runs_are_inconclusive(tmp_path: Path, capsys) -> None:
     assert "has no partner" in out
 
 
+def test_nothing_to_match_is_a_usage_error_unless_runs_failed(tmp_path: Path, capsys) -> None:
+    for name, sizes in (("a", (1, 2)), ("b", (3, 4))):
+        make_study(tmp_path / name, [{"batch_size": size} for size in sizes])
+    assert compare.main([str(tmp_path / "a"), str(tmp_path / "b")]) == USAGE
+    assert "no run of one has the factors of the other's" in capsys.readouterr().err
+    make_study(tmp_path / "c", failed=[0, 1])
+    assert compare.main([str(tmp_path / "a"), str(tmp_path / "c")]) == INCONCLUSIVE
+    assert "did not complete" in capsys.readouterr().out
+
+
 def test_json_and_junit(tmp_path: Path) -> None:
     a, b = folders(tmp_path, seed=3)
     files = [tmp_path / "out.json", tmp_path / "out.xml"]

@@ -99,3 +99,18 @@ def test_samples_of_one_item_are_drawn_together() -> None:
     apart = agreement_curve(time, status, rng)
     assert together.low[0] < 0.1 < 0.9 < together.high[0]
     assert 0.3 < apart.low[0] < apart.high[0] < 0.7
+
+
+@pytest.mark.filterwarnings("error")
+def test_bands_hold_their_curves_without_warnings() -> None:
+    for seed in range(40):
+        time, status = sample(seed, 1 + seed, 1)
+        curve = agreement_curve(time, status, np.random.default_rng(seed), resamples=50)
+        for middle, low, high in (
+            (curve.survival, curve.low, curve.high),
+            (curve.incidence, curve.incidence_low, curve.incidence_high),
+        ):
+            inside = (middle > 1e-12) & (middle < 1 - 1e-12)
+            assert (low[inside] <= middle[inside]).all()
+            assert (middle[inside] <= high[inside]).all()
+            assert ((low >= -1e-12) & (high <= 1 + 1e-12)).all()

@@ -19,6 +19,7 @@ from nondet.metrics.intervals import LEVEL, item_weights
 
 CENSORED, DIVERGED, FINISHED = 0, 1, 2
 RESAMPLES = 500
+_ROUNDING = 1e-12
 
 
 class Curve(NamedTuple):
@@ -84,12 +85,13 @@ def _band(
     taken, where it is 1 the exact ``bound_M``.
     """
     band = np.quantile(drawn_BM, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    inside = (survival_M > 0) & (survival_M < 1)
+    # Sums of shares end a rounding error away from 0 or 1.
+    untouched = survival_M >= 1 - _ROUNDING
+    inside = (survival_M > _ROUNDING) & ~untouched
     value = survival_M[inside]
     spread = drawn_BM[:, inside].std(axis=0, ddof=1) / (value * -np.log(value))
     reach = float(norm.ppf((1 + level) / 2)) * spread
     band[0, inside], band[1, inside] = value ** np.exp(reach), value ** np.exp(-reach)
-    untouched = survival_M == 1
     band[0, untouched], band[1, untouched] = 1 - bound_M[untouched], 1.0
     return np.asarray(band)
 
