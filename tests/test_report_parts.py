@@ -1,5 +1,8 @@
 """Small parts of the report: cells, labels, looks, bins, the viewer's data."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,7 +13,7 @@ from nondet.report.drawn import bin_edges, flip_words
 from nondet.report.grids import _floor
 from nondet.report.panel import Panel, inline
 from nondet.report.style import canvas, house, looks, shorten, wrap
-from nondet.report.viewer import BEFORE, Response, _entries, first_difference
+from nondet.report.viewer import BEFORE, Response, _entries, first_difference, pieces
 
 
 @pytest.mark.parametrize(
@@ -188,3 +191,23 @@ def test_unknown_candidates_are_left_out() -> None:
     assert second is not None
     assert first["tops"]["0"] == [[5, "", -0.1]]
     assert second["tops"]["0"] == []
+
+
+def test_a_report_needs_no_engine() -> None:
+    code = "import sys, nondet.report; print({'torch', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+class _SpaceDropping:
+    """A tokenizer that, as some do, drops the space before the first token it decodes."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        assert not skip_special_tokens
+        return "".join(f" w{token}" for token in ids).lstrip()
+
+
+def test_pieces_join_to_the_text() -> None:
+    tokenizer = _SpaceDropping()
+    assert pieces(tokenizer, [1, 2, 3]) == ["w1", " w2", " w3"]
+    assert pieces(tokenizer, []) == []

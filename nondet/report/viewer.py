@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from huggingface_hub import try_to_load_from_cache
 
 from nondet.models import cache_folder, fingerprint
 from nondet.runs import Run
@@ -80,6 +79,8 @@ def model_folders(run: Run) -> list[Path]:
     candidates = [named] if named is not None and named.is_dir() else []
     candidates += sorted((cache_folder() / "models").glob("[!.]*/"))
     if named is not None and model.get("name") == "hub":
+        from huggingface_hub import try_to_load_from_cache
+
         cached = try_to_load_from_cache(
             str(named), "tokenizer.json", revision=model.get("revision")
         )
