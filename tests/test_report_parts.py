@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from nondet.report import tables
-from nondet.report.curves import draw_survival
+from nondet.report.curves import BINS, draw_survival, thinned
 from nondet.report.drawn import bin_edges, flip_words
 from nondet.report.grids import _floor
 from nondet.report.panel import Panel, inline
@@ -211,3 +211,14 @@ def test_pieces_join_to_the_text() -> None:
     tokenizer = _SpaceDropping()
     assert pieces(tokenizer, [1, 2, 3]) == ["w1", " w2", " w3"]
     assert pieces(tokenizer, []) == []
+
+
+def test_a_thinned_curve_ends_and_starts_as_the_whole_one() -> None:
+    positions = np.arange(-1, 10_000)
+    curve = pd.DataFrame({"position": positions, "survival": np.linspace(1, 0, len(positions))})
+    thin = thinned(curve, 9_999)
+    assert len(thin) <= BINS + 2
+    assert thin.iloc[0].equals(curve.iloc[0])
+    assert thin.iloc[-1].equals(curve.iloc[-1])
+    short = curve.head(20)
+    assert thinned(short, 18).equals(short)

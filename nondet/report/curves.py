@@ -16,6 +16,8 @@ from nondet.report.style import COLUMN, FAINT, INK, MUTED, Look, shorten
 # More curves than these cannot be told apart.
 MOST_CURVES = 8
 RISK_ROW = 0.17
+# Bins of a token axis when curves are thinned; a figure is about as many pixels wide.
+BINS = 400
 
 
 def token_axis(ax: Axes, last: int) -> list[int]:
@@ -32,6 +34,14 @@ def token_axis(ax: Axes, last: int) -> list[int]:
     return ticks
 
 
+def thinned(curve: pd.DataFrame, last: int) -> pd.DataFrame:
+    """The rows of a curve that can be told apart on the axis: the last one of each narrow bin."""
+    place = np.log2(curve["position"].clip(lower=0) + 1) / np.log2(last + 2)
+    bins = (place * BINS).astype(int).where(curve["position"] >= 0, -1)
+    thin: pd.DataFrame = curve[~bins.duplicated(keep="last")]
+    return thin
+
+
 def draw_survival(
     ax: Axes, curves: pd.DataFrame, looks: Mapping[str, Look], last: int, value: str = "survival"
 ) -> Axes:
@@ -41,8 +51,8 @@ def draw_survival(
     each value holds from its position to the next one.
     """
     alpha = 0.16 if curves["setting"].nunique() <= 3 else 0.07
-    for setting, curve in curves.groupby("setting", sort=False):
-        look = looks[str(setting)]
+    for setting, whole in curves.groupby("setting", sort=False):
+        look, curve = looks[str(setting)], thinned(whole, last)
         position = np.append(curve["position"].to_numpy(float), last)
         steps = {name: np.append(curve[name], curve[name].iloc[-1]) for name in (value,)}
         ax.step(position, steps[value], where="post", color=look.colour, ls=look.line)

@@ -20,7 +20,7 @@ MOST_RUNS = 24
 
 def short_summary(summary: pd.DataFrame) -> pd.DataFrame:
     """The columns of the summary that the page, the terminal and summary.md show."""
-    columns = ["label", "reference", "items", "diverged", "div_percent", "accuracy"]
+    columns = ["label", "items", "diverged", "div_percent", "accuracy"]
     columns += ["mean_length", "truncated", "tokens_per_s", "peak_memory_mb"]
     table = summary[[*columns, "repeat_identical"]].rename(columns={"label": "setting"})
     if (summary["status"] != "complete").any():
@@ -68,7 +68,9 @@ def build_sections(
     def drawn(name: str) -> list[dict[str, Any]]:
         return [panel_entry(panel, context.facts) for panel in panels.get(name, ())]
 
-    short = table_entry("All runs", short_summary(context.view.summary), file=SUMMARY)
+    same = "of the same dtype " if context.view.slices[0].name else ""
+    note = f"Diverged: from the first run {same}of the study."
+    short = table_entry("All runs", short_summary(context.view.summary), note, SUMMARY)
     sections = [
         Section("settings", "Settings", tables=[short], panels=drawn("settings")),
         Section(

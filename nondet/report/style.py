@@ -31,8 +31,8 @@ DTYPE_COLOURS = {
 OTHER_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DTYPE_MARKERS = {"bf16": "o", "fp16": "D", "fp32": "s", "layercast": "^"}
 OTHER_MARKERS = ("o", "s", "^", "D", "v", "P")
-DTYPE_HATCHES = {"bf16": "", "fp16": "....", "fp32": "////", "layercast": "xxxx"}
-OTHER_HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++")
+DTYPE_HATCHES = {"bf16": "", "fp16": "\\\\", "fp32": "////", "layercast": "xxx"}
+OTHER_HATCHES = ("", "////", "\\\\", "xxx", "---", "+++")
 LINES: tuple[Any, ...] = (
     "-",
     (0, (5, 2)),

@@ -19,8 +19,7 @@ def print_report(result: ReportResult, console: Console | None = None) -> None:
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=max(console.width, 200))
-    # Which reference belongs to which run is in the files; here the line must stay short.
-    short = short_summary(result.summary).drop(columns="reference")
+    short = short_summary(result.summary)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, right in zip(short.columns, tables.numeric(short), strict=True):
         table.add_column(heading(str(name)), justify="right" if right else "left")
