@@ -380,6 +380,7 @@ def test_many_runs_compare_logprobs_with_the_reference_only(tmp_path: Path) -> N
     known = found.pairs["logprobs_compared"] > 0
     assert known.tolist() == [True] * 5 + [False] * 10
     assert "6 runs" in found.notes[0]
+    assert "5 items" in found.notes[1]
     assert found.pairs["diverged"].equals(analyse(study).pairs["diverged"])
 
 

@@ -149,22 +149,23 @@ def test_the_bootstrap_over_items_is_not_used_for_the_spread_because_it_sits_too
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "items"), [("lengths", 100), ("lengths", 500), ("normal", 30), ("normal", 100)]
+    ("name", "items"), [("skewed", 30), ("skewed", 100), ("normal", 30), ("normal", 100)]
 )
 def test_means_over_items_cover(name: str, items: int) -> None:
     rng = np.random.default_rng(2)
-    hits, studies = 0, 1500
+    hits, studies = 0, 3000
     for _ in range(studies):
         if name == "normal":
             values, truth = rng.normal(5, 2, items), 5.0
-        else:  # skewed, with many zeros, as spreads of lengths are
+        else:  # with many zeros, as spreads of lengths are
             values = rng.exponential(100, items) * (rng.random(items) < 0.7)
             truth = 70.0
         got = mean_over_items(values, rng, resamples=600)
         hits += got.low <= truth <= got.high
-    # The percentile bootstrap is a little short for 30 items: 0.92 is what it is known to give.
-    floor = 0.915 if items == 30 else 0.925
-    assert floor <= hits / studies <= 0.97, hits / studies
+    # Skewed values with few items are the known exception, which an analysis says in its notes.
+    low, high = (0.91, 0.93) if (name, items) == ("skewed", 30) else (0.93, 0.97)
+    # 3,000 studies: two standard errors are 0.008.
+    assert low - 0.008 <= hits / studies <= high + 0.008, hits / studies
 
 
 def test_equal_accuracies_still_have_an_upper_bound() -> None:

@@ -28,6 +28,11 @@ SHARES = np.linspace(0.05, 0.95, 37)
 LOW, HIGH = 0.93, 0.97
 
 
+def row(interval: str, case: str, n: int, coverage: float, studies: int) -> dict[str, Any]:
+    """One line of the table; 0 studies where the coverage is an exact sum."""
+    return {"interval": interval, "case": case, "n": n, "coverage": coverage, "studies": studies}
+
+
 def shares() -> Iterator[dict[str, Any]]:
     """Exact coverage of intervals of a share, on average over shares and at the worst one."""
     intervals: dict[str, Callable[[int, int], Estimate]] = {
@@ -42,7 +47,7 @@ def shares() -> Iterator[dict[str, Any]]:
                 inside = [one.low <= share <= one.high for one in found]
                 cover.append(stats.binom.pmf(np.arange(n + 1), n, share)[inside].sum())
             for label, value in (("mean of 37 shares", np.mean(cover)), ("worst", min(cover))):
-                yield {"interval": name, "case": label, "n": n, "coverage": float(value)}
+                yield row(name, label, n, float(value), 0)
 
 
 def probabilities(rng: np.random.Generator, model: str, items: int) -> NDArray[np.float64]:
@@ -68,9 +73,9 @@ def spreads(rng: np.random.Generator, studies: int) -> Iterator[dict[str, Any]]:
                     again = std_over_items(correct, rng, 200)
                     boot += again.low <= truth <= again.high
             case = f"{model}, {settings} settings"
-            yield {"interval": "std_at_acc", "case": case, "n": items, "coverage": hits / studies}
+            yield row("std_at_acc", case, items, hits / studies, studies)
             share = boot / (studies // 6)
-            yield {"interval": "std_over_items", "case": case, "n": items, "coverage": share}
+            yield row("std_over_items", case, items, share, studies // 6)
 
 
 def means(rng: np.random.Generator, studies: int) -> Iterator[dict[str, Any]]:
@@ -86,12 +91,7 @@ def means(rng: np.random.Generator, studies: int) -> Iterator[dict[str, Any]]:
                     truth = 70.0
                 found = mean_over_items(values, rng, 600)
                 hits += found.low <= truth <= found.high
-            yield {
-                "interval": "mean_over_items",
-                "case": name,
-                "n": items,
-                "coverage": hits / studies,
-            }
+            yield row("mean_over_items", name, items, hits / studies, studies)
 
 
 def curves(rng: np.random.Generator, studies: int) -> Iterator[dict[str, Any]]:
@@ -111,7 +111,7 @@ def curves(rng: np.random.Generator, studies: int) -> Iterator[dict[str, Any]]:
             hits += (low <= truth) & (truth <= high)
         for position, share in zip(positions, hits / studies, strict=True):
             case = f"position {position}"
-            yield {"interval": "survival", "case": case, "n": items, "coverage": float(share)}
+            yield row("survival", case, items, float(share), studies)
 
 
 def main() -> None:
@@ -130,7 +130,6 @@ def main() -> None:
     table = pd.DataFrame(rows)
     table["inside"] = table["coverage"].between(LOW, HIGH)
     table["coverage"] = table["coverage"].round(4)
-    table["studies"] = options.studies
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         table.to_csv(options.out, index=False)
