@@ -42,6 +42,7 @@ from nondet.marking.jail import confine, wire
 LEVELS = ("bubblewrap", "namespaces", "landlock", "limits")
 VERDICTS = ("pass", "wrong", "error", "cpu_limit", "memory_limit", "crash")
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from jail import server; del sys.path[0]; "
+_LEAVE_S = 2.0
 _MAIN = "server.main(sys.argv[2], sys.argv[3])"
 
 
@@ -122,6 +123,9 @@ class Sandbox:
                 if stream is not None:
                     with contextlib.suppress(OSError):
                         stream.close()
+            # At the end of its requests the server leaves by itself, and its CPU time is counted.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LEAVE_S)
             process.kill()
             process.wait()
         if self._root:
