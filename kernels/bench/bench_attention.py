@@ -76,14 +76,14 @@ VARIANTS = [
     (split, block, shape)
     for split in (256, 512, 1024)
     for block, shape in [
-        (64, (16, 4, 3)), (64, (16, 4, 2)), (64, (16, 2, 3)), (128, (16, 4, 2)), (128, (16, 8, 2)),
-        (64, (16, 4, 4)), (64, (128, 8, 3)), (64, (128, 8, 2)), (64, (64, 4, 3)), (128, (128, 8, 2)),
-        (32, (16, 4, 4)), (64, (128, 8, 4)),
+        (64, (16, 4, 3, True)), (64, (16, 4, 2, True)), (64, (16, 4, 4, True)),
+        (128, (16, 4, 2, True)), (64, (16, 4, 3, False)), (64, (128, 8, 3, False)),
+        (64, (128, 8, 2, False)), (64, (64, 4, 3, False)), (128, (128, 8, 2, False)),
     ]
 ]  # fmt: skip
 
 
-def set_variant(variant: tuple[int, int, tuple[int, int, int]]) -> None:
+def set_variant(variant: tuple[int, int, tuple[int, int, int, bool]]) -> None:
     at.SPLIT, at.BLOCK = variant[0], variant[1]
     at.shape_of = lambda rows, width, size: variant[2]
 
@@ -137,6 +137,8 @@ def main() -> None:
         timing.write_csv(Path(sys.argv[1]), tune(limit))
         return
     timing.warm(compile_some, cases())
+    if "--warm" in sys.argv:
+        return
     rows = []
     for case in cases():
         if time.time() - start > limit:
@@ -151,12 +153,13 @@ def main() -> None:
                          flash_us=round(best["flash"], 2), cudnn_us=round(best["cudnn"], 2),
                          ratio=round(ratio, 4), floor_us=round(floor, 2),
                          floor_percent=round(100 * floor / us, 1)))  # fmt: skip
-        print(rows[-1], flush=True)
     timing.write_csv(Path(sys.argv[1]), rows)
     for phase in ("decode", "prefill"):
         mine = [math.log(r["ratio"]) for r in rows if r["phase"] == phase]
         if mine:
-            print(phase, f"geometric mean {math.exp(sum(mine) / len(mine)):.3f}", flush=True)
+            print(phase, f"geometric mean {math.exp(sum(mine) / len(mine)):.3f}:", *(
+                f"{r['model']}/{r['batch']}x{r['keys']}: {r['us']} ({r['ratio']:.2f})"
+                for r in rows if r["phase"] == phase), flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

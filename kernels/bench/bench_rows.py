@@ -61,6 +61,8 @@ def main() -> None:
     start = time.time()
     limit = float(sys.argv[2]) if len(sys.argv) > 2 else 1e9
     timing.warm(compile_some, cases())
+    if "--warm" in sys.argv:
+        return
     rows = []
     with torch.no_grad():
         for m, d, dtype in cases():
@@ -68,11 +70,11 @@ def main() -> None:
                 print("out of time", flush=True)
                 break
             size = m * d * dtype.itemsize
-            many = timing.copies(size, least=3, most=100)
+            many = timing.copies(size, least=3, most=40)
             inputs = list(torch.randn((many, m, d), device="cuda").to(dtype))
             for name, (ours, theirs, extra) in operations(d, dtype).items():
-                us = timing.graph_us([lambda x=x: ours(x) for x in inputs])
-                other = timing.graph_us([lambda x=x: theirs(x) for x in inputs])
+                us = timing.graph_us([lambda x=x: ours(x) for x in inputs], 3)
+                other = timing.graph_us([lambda x=x: theirs(x) for x in inputs], 3)
                 floor = (size + m * d * extra) / timing.PEAK_BYTES * 1e6
                 rows.append(dict(op=name, m=m, d=d, dtype=str(dtype)[6:], us=round(us, 3),
                                  torch_us=round(other, 3), ratio=round(other / us, 4),

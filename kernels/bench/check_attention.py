@@ -1,6 +1,6 @@
 """Property cases for attention on the GPU: equal bits however the keys came in.
 
-    PYTHONPATH=kernels python kernels/bench/check_attention.py OUT.csv [cases] [seconds]
+    PYTHONPATH=kernels python kernels/bench/check_attention.py OUT.csv [cases] [seconds] [processes]
 
 A case draws heads, sizes, type and data, and compares with the bits of one plain prefill of each
 sequence alone: the batch with left padding (pad keys NaN), a cache longer than its content (the
@@ -125,7 +125,7 @@ def work(part: int, parts: int, cases: int, limit: float, queue: Any) -> None:
 def main() -> None:
     path, cases = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 2000
     limit = float(sys.argv[3]) if len(sys.argv) > 3 else 1e9
-    parts = min(14, os.cpu_count() or 1)
+    parts = int(sys.argv[4]) if len(sys.argv) > 4 else min(14, os.cpu_count() or 1)
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     pool = [context.Process(target=work, args=(i, parts, cases, limit, queue)) for i in range(parts)]

@@ -1,6 +1,6 @@
 """Property cases on the GPU: does a row's result depend on anything but the row?
 
-    PYTHONPATH=kernels python kernels/bench/check_bits.py OUT.csv [cases per operation] [seconds]
+    PYTHONPATH=kernels python kernels/bench/check_bits.py OUT.csv [cases per operation] [seconds] [processes]
 
 A case draws an operation's sizes, type, data and a row, and compares the row's bits between: the
 row alone; the row in its batch; the row elsewhere in the batch; the row among neighbours that are
@@ -270,7 +270,7 @@ def work(part: int, parts: int, cases: int, limit: float, queue: Any) -> None:
 def main() -> None:
     path, cases = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 2000
     limit = float(sys.argv[3]) if len(sys.argv) > 3 else 1e9
-    parts = min(14, os.cpu_count() or 1)
+    parts = int(sys.argv[4]) if len(sys.argv) > 4 else min(14, os.cpu_count() or 1)
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     pool = [context.Process(target=work, args=(i, parts, cases, limit, queue)) for i in range(parts)]

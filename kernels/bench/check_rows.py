@@ -41,7 +41,7 @@ def main() -> None:
     limit = float(sys.argv[2]) if len(sys.argv) > 2 else 1e9
     timing.warm(compile_some, jobs(processors(torch.device("cuda", 0))))
     rows = []
-    for n, k in shapes.distinct():
+    for n, k in sorted(shapes.distinct(), key=lambda shape: shape[0] * shape[1]):
         if n > 40000 or time.time() - start > limit:
             continue
         torch.manual_seed(n + k)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from .support import cdiv, jit, next_power_of_2, on_device, require, tl
+from .support import cdiv, jit, next_power_of_2, on_device, require, start, tl
 
 CHUNK = 8192
 
@@ -62,9 +62,9 @@ def argmax(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> to
     with on_device(device):
         for first in range(0, rows.shape[0], 65535):
             part = slice(first, first + 65535)
-            argmax_kernel[(chunks, keys[part].shape[0])](
-                rows[part], keys[part], d, rows.stride(0), chunks, B=block,
-                num_warps=max(1, min(8, block // 512)))  # fmt: skip
+            start(argmax_kernel, (chunks, keys[part].shape[0], 1),
+                  (rows[part], keys[part], d, rows.stride(0), chunks), dict(B=block),
+                  dict(num_warps=max(1, min(8, block // 512))))  # fmt: skip
     index = (0xFFFFFFFF - (keys.amax(-1) & 0xFFFFFFFF)).reshape(lead)
     if not keepdim:
         return index

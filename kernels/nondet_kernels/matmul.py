@@ -9,13 +9,15 @@ unless ``allow_tf32``; FP64 runs in FP64 throughout.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from .matmul_kernels import stream_kernel, tile_kernel
 from .matmul_plan import Plan, generic, plan, slices
-from .support import cdiv, hopper, on_device, processors, require, tl
+from .support import cdiv, hopper, on_device, processors, require, start, tl
 
 POOL_INTS = 1 << 18
 _counters: dict[tuple[torch.device, int], torch.Tensor] = {}
@@ -48,12 +50,52 @@ def matmul(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, a
     Raises:
         ValueError: shapes that do not fit. TypeError: dtypes that differ or are not floats.
     """
+    key = None
+    if out is None:
+        key = (_layout(a), _layout(b), _layout(bias), a.device, alpha, beta, allow_tf32)
+        ready = _ready.get(key)
+        if ready is not None:
+            return ready(a, b, bias)
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"matmul: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
-    result = bmm(a[None], b[None], bias if bias is None else bias.expand(a.shape[0], b.shape[1]),
-                 alpha, beta, None if out is None else out[None], allow_tf32,
-                 count=slices(b.shape[1], a.shape[1]))  # fmt: skip
+    c = None if bias is None else bias.expand(a.shape[0], b.shape[1])
+    result, again = _product(a[None], b[None], c if c is None else c[None], alpha, beta,
+                             None if out is None else out[None], allow_tf32,
+                             slices(b.shape[1], a.shape[1]), None)  # fmt: skip
+    if key is not None and again is not None:
+        _remember(key, again, result.shape[1:], a, beta)
     return result[0] if out is None else out
+
+
+_ready: dict[Any, Callable[..., torch.Tensor]] = {}
+
+
+def _layout(x: torch.Tensor | None) -> Any:
+    """All that a launch depends on but the address: sizes, strides, type, 16-byte alignment."""
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.data_ptr() & 15)
+
+
+def _remember(key: Any, again: Callable[..., None], shape: Sequence[int], like: torch.Tensor,
+              beta: float) -> None:  # fmt: skip
+    """Keep a launch whose every choice is made, so that the next such product only starts it.
+
+    At decode a model makes the same few hundred products every step, and host time is the cost.
+    """
+    dtype, device, index = like.dtype, like.device, like.device.index
+
+    def ready(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        o = torch.empty(shape, dtype=dtype, device=device)
+        c = bias if beta else None
+        if torch.cuda.current_device() == index:
+            again(a, b, o, c)
+        else:
+            with on_device(device):
+                again(a, b, o, c)
+        return o
+
+    if len(_ready) > 8192:  # Ever new numbers of rows: do not grow without end.
+        _ready.clear()
+    _ready[key] = ready
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
@@ -69,9 +111,21 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
             allow_tf32: bool) -> torch.Tensor:  # fmt: skip
-    flat = x.reshape(-1, x.shape[-1])
-    out = matmul(flat, weight.t(), bias, allow_tf32=allow_tf32)
-    return out.view(*x.shape[:-1], weight.shape[0])
+    key = (_layout(x), _layout(weight), _layout(bias), x.device, allow_tf32, "linear")
+    ready = _ready.get(key)
+    if ready is not None:
+        return ready(x, weight, bias)
+    if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"linear: shapes {tuple(x.shape)} and {tuple(weight.shape)} do not fit")
+    n, k = weight.shape
+    flat = x.reshape(math.prod(x.shape[:-1]), k)
+    c = None if bias is None else bias.expand(1, flat.shape[0], n)
+    out, again = _product(flat[None], weight.t()[None], c, 1.0, 1.0, None, allow_tf32,
+                          slices(n, k), None)  # fmt: skip
+    shape = (*x.shape[:-1], n)
+    if again is not None and flat.data_ptr() == x.data_ptr():
+        _remember(key, again, shape, x, 1.0)
+    return out.view(shape)
 
 
 class _Linear(torch.autograd.Function):
@@ -108,28 +162,41 @@ def bmm(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, alph
     """
     if a.dim() != 3 or b.dim() != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         raise ValueError(f"bmm: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
+    c = None if bias is None else bias.expand(a.shape[0], a.shape[1], b.shape[2])
+    count = count or (1, max(a.shape[2], 1))
+    result, _ = _product(a, b, c, alpha, beta, out, allow_tf32, count, how)
+    return result if out is None else out
+
+
+Again = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], None]
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: float, beta: float,
+             out: torch.Tensor | None, allow_tf32: bool, count: tuple[int, int],
+             how: Plan | None) -> tuple[torch.Tensor, Again | None]:  # fmt: skip
+    """The checked product of 3-D operands, and how to start it again on others laid out alike."""
     batch, m, k = a.shape
-    n = b.shape[2]
-    c = None if bias is None or beta == 0 else bias.expand(batch, m, n)
+    c = None if beta == 0 else c
     device = require(a, b, c, out)
     if a.dtype != b.dtype or (c is not None and c.dtype != a.dtype):
-        raise TypeError(f"matmul: dtypes differ: {a.dtype}, {b.dtype}{c and ', bias'}")
-    o = _output(out, a, b, (batch, m, n))
+        raise TypeError(f"matmul: dtypes differ: {a.dtype}, {b.dtype}, {c if c is None else c.dtype}")
+    o = _output(out, a, b, (batch, m, b.shape[2]))
+    again: Again | None = None
     if o.numel() and k == 0:
         o.zero_() if c is None else torch.mul(c, beta, out=o)
     elif o.numel():
         with on_device(device):
             if a.dtype == torch.float64 and (alpha != 1 or c is not None):
                 # The kernel's scalars are FP32; pointwise operations are invariant by nature.
-                _launch(a, b, o, None, 1.0, 1.0, allow_tf32, count or (1, k), how)
+                _launch(a, b, o, None, 1.0, 1.0, allow_tf32, count, how)
                 o.mul_(alpha)
                 if c is not None:
                     o.add_(c, alpha=beta)
             else:
-                _launch(a, b, o, c, alpha, beta, allow_tf32, count or (1, k), how)
+                again = _launch(a, b, o, c, alpha, beta, allow_tf32, count, how)
     if out is not None and o is not out:
         out.copy_(o)
-    return o if out is None else out
+    return o, again
 
 
 def _output(out: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor,
@@ -158,7 +225,7 @@ def _aligned(x: torch.Tensor, last: int) -> bool:
 
 def _launch(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor | None,
             alpha: float, beta: float, allow_tf32: bool, count: tuple[int, int],
-            how: Plan | None) -> None:  # fmt: skip
+            how: Plan | None) -> Again | None:  # fmt: skip
     """Choose a plan if none is given, and start its kernel."""
     (batch, m, k), n = a.shape, b.shape[2]
     programs = processors(a.device)
@@ -172,9 +239,8 @@ def _launch(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor |
         else:
             how = generic(m, n, bits, count[0], programs)
     if how.kernel == "stream":
-        _stream(a[0], b[0], o[0], None if c is None else c[0], alpha, beta, count, how, programs)
-    else:
-        _tile(a, b, o, c, alpha, beta, allow_tf32, count, how)
+        return _stream(a[0], b[0], o[0], None if c is None else c[0], alpha, beta, count, how, programs)
+    return _tile(a, b, o, c, alpha, beta, allow_tf32, count, how)
 
 
 def scratch(x: torch.Tensor, tiles: int, partial: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -208,54 +274,79 @@ def _captured_counters(device: torch.device, tiles: int) -> torch.Tensor:
 
 
 def _tile(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor | None, alpha: float,
-          beta: float, allow_tf32: bool, count: tuple[int, int], how: Plan) -> None:  # fmt: skip
+          beta: float, allow_tf32: bool, count: tuple[int, int], how: Plan) -> Again | None:  # fmt: skip
     (batch, m, k), n = a.shape, b.shape[2]
     tiles = cdiv(m, how.bm) * cdiv(n, how.bn)
     parallel = how.mode == "parallel"
-    work, counters = scratch(a, tiles, count[0] * m * n) if parallel else (o, o)
     reach = max((how.bm - 1) * abs(a.stride(1)) + (how.bk - 1) * abs(a.stride(2)),
                 (how.bn - 1) * abs(b.stride(2)) + (how.bk - 1) * abs(b.stride(1)))  # fmt: skip
+    fixed = (m, n, k, count[1], count[0], float(alpha), float(beta),
+             *_strides(a), *_strides(b), *_strides(o), *_strides(o if c is None else c))  # fmt: skip
+    constants = dict(
+        BM=how.bm, BN=how.bn, BK=how.bk, SWAP=how.swap, MODE=how.mode,
+        EVEN_K=k % how.bk == 0 and (count[0] == 1 or count[1] % how.bk == 0),
+        WIDE=reach >= 2**31 - 1, HAS_C=c is not None, PLAIN=alpha == 1 and beta == 1,
+        PRECISION="tf32" if allow_tf32 else "ieee",
+        ACC=tl.float64 if a.dtype == torch.float64 else tl.float32,
+        BLOCKED=a.element_size() > 2 and not (allow_tf32 and a.dtype == torch.float32))  # fmt: skip
+    options = dict(num_warps=how.warps, num_stages=how.stages)
     for first in range(0, batch, 65535):
         part = slice(first, first + 65535)
-        x, y, z = a[part], b[part], o[part]
+        x, y, z = (a, b, o) if batch == 1 else (a[part], b[part], o[part])
         w = z if c is None else c[part]
-        tile_kernel[(tiles, count[0] if parallel else 1, x.shape[0])](
-            x, y, z, w, work, counters, m, n, k, count[1], count[0], alpha, beta,
-            *x.stride(), *y.stride(), *z.stride(), *w.stride(),
-            BM=how.bm, BN=how.bn, BK=how.bk, SWAP=how.swap, MODE=how.mode,
-            EVEN_K=k % how.bk == 0 and (count[0] == 1 or count[1] % how.bk == 0),
-            WIDE=reach >= 2**31 - 1, HAS_C=c is not None, PLAIN=alpha == 1 and beta == 1,
-            PRECISION="tf32" if allow_tf32 else "ieee",
-            ACC=tl.float64 if a.dtype == torch.float64 else tl.float32,
-            BLOCKED=a.element_size() > 2 and not (allow_tf32 and a.dtype == torch.float32),
-            num_warps=how.warps, num_stages=how.stages)  # fmt: skip
+        work, counters = scratch(a, tiles, count[0] * m * n) if parallel else (z, z)
+        grid = (tiles, count[0] if parallel else 1, x.shape[0])
+        compiled = start(tile_kernel, grid, (x, y, z, w, work, counters, *fixed), constants, options)
+    if compiled is None or batch > 1:
+        return None
+    run, rest = compiled[grid], (*fixed, *constants.values())
+
+    def again(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor | None) -> None:
+        work, counters = scratch(a, tiles, count[0] * m * n) if parallel else (o, o)
+        run(a, b, o, o if c is None else c, work, counters, *rest)
+
+    return again
+
+
+def _strides(x: torch.Tensor) -> tuple[int, int, int]:
+    """Strides of a 3-D tensor; that of a batch of one is 0, so that it decides nothing."""
+    first, second, third = x.stride()
+    return (first if x.shape[0] > 1 else 0, second, third)
 
 
 def _stream(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor | None,
             alpha: float, beta: float, count: tuple[int, int], how: Plan,
-            programs: int) -> None:  # fmt: skip
-    from triton.tools.tensor_descriptor import TensorDescriptor
+            programs: int) -> Again | None:  # fmt: skip
+    from triton.tools.tensor_descriptor import TensorDescriptor as Descriptor
 
     (m, k), n = a.shape, b.shape[1]
     tiles = cdiv(m, how.bm) * cdiv(n, how.bn)
     units = tiles * count[0] if how.mode == "parallel" else tiles
     programs = min(programs * how.per_sm, units)
-    work, counters = o, o
-    if how.mode == "parallel":
-        work, counters = scratch(a, tiles, count[0] * m * n)
-    elif how.mode == "spill":
-        work, _ = scratch(a, 1, programs * how.bm * how.bn)
     a_flip, b_flip = not _aligned(a, 1), not _aligned(b, 1)
     a_box = [how.bk, how.bm] if a_flip else [how.bm, how.bk]
     b_box = [how.bn, how.bk] if b_flip else [how.bk, how.bn]
-    out_tma = _aligned(o, 1)
-    a_desc = TensorDescriptor.from_tensor(a.t() if a_flip else a, a_box)
-    b_desc = TensorDescriptor.from_tensor(b.t() if b_flip else b, b_box)
-    o_desc = TensorDescriptor.from_tensor(o, [how.bm, how.bn]) if out_tma else a_desc
-    w = o if c is None else c
-    stream_kernel[(programs,)](
-        a_desc, b_desc, o_desc, o, w, work, counters, m, n, k, count[1], count[0], alpha, beta,
-        o.stride(0), *w.stride(), BM=how.bm, BN=how.bn, BK=how.bk, MODE=how.mode,
-        A_K_MAJOR=a_flip, B_N_MAJOR=not b_flip, OUT_TMA=out_tma, HAS_C=c is not None,
-        PLAIN=alpha == 1 and beta == 1,
-        num_warps=how.warps, num_stages=how.stages)  # fmt: skip
+    a_size, a_step = ([k, m], [a.stride(1), 1]) if a_flip else ([m, k], [a.stride(0), 1])
+    b_size, b_step = ([n, k], [b.stride(1), 1]) if b_flip else ([k, n], [b.stride(0), 1])
+    o_step, out_tma = [o.stride(0), 1], _aligned(o, 1)
+    constants = dict(BM=how.bm, BN=how.bn, BK=how.bk, MODE=how.mode, A_K_MAJOR=a_flip,
+                     B_N_MAJOR=not b_flip, OUT_TMA=out_tma, HAS_C=c is not None,
+                     PLAIN=alpha == 1 and beta == 1)  # fmt: skip
+    fixed = (m, n, k, count[1], count[0], float(alpha), float(beta), o.stride(0),
+             *(o if c is None else c).stride())  # fmt: skip
+    options = dict(num_warps=how.warps, num_stages=how.stages)
+
+    def launch(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor | None) -> Any:
+        work, counters = o, o
+        if how.mode == "parallel":
+            work, counters = scratch(a, tiles, count[0] * m * n)
+        elif how.mode == "spill":
+            work, _ = scratch(a, 1, programs * how.bm * how.bn)
+        a_desc = Descriptor(a, a_size, a_step, a_box)
+        b_desc = Descriptor(b, b_size, b_step, b_box)
+        o_desc = Descriptor(o, [m, n], o_step, [how.bm, how.bn]) if out_tma else a_desc
+        args = (a_desc, b_desc, o_desc, o, o if c is None else c, work, counters, *fixed)
+        return stream_kernel[(programs, 1, 1)](*args, **constants, **options)
+
+    compiled = launch(a, b, o, c)
+    return None if compiled is None else launch

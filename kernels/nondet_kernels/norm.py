@@ -9,6 +9,7 @@ How many rows one program takes follows the number of rows; it cannot change a b
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from .support import (
     require,
     row_warps,
     square_root,
+    start,
     tl,
     tree_sum,
 )
@@ -132,8 +134,8 @@ def _launch(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | N
     y = torch.empty((rows, width), dtype=x.dtype, device=device)
     h = torch.empty_like(y) if residual is not None else flat
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
-    mean = torch.empty(rows if stats else 0, dtype=acc, device=device)
-    rstd = torch.empty_like(mean)
+    mean = torch.empty(rows, dtype=acc, device=device) if stats else y
+    rstd = torch.empty_like(mean) if stats else y
     if y.numel():
         block = min(next_power_of_2(width), CHUNK)
         # Enough rows a program to fill its threads, once there are programs for all processors.
@@ -141,17 +143,19 @@ def _launch(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | N
         group = 1 << (group.bit_length() - 1)
         w = weight.contiguous() if weight is not None else flat
         b = bias.contiguous() if bias is not None else flat
+        args = (flat, other, w, b, y, h, mean, rstd, rows, width, flat.stride(0), other.stride(0),
+                *_split(eps))  # fmt: skip
+        constants = dict(
+            R=group, B=block, ONE=width <= block, CENTRE=centre, RESIDUAL=residual is not None,
+            WEIGHT=weight is not None, BIAS=bias is not None, STATS=stats,
+            ACC=tl.float64 if acc == torch.float64 else tl.float32)  # fmt: skip
+        options = dict(num_warps=row_warps(x, group * block), enable_fp_fusion=False)
         with on_device(device):
-            norm_kernel[(cdiv(rows, group),)](
-                flat, other, w, b, y, h, mean, rstd, rows, width, flat.stride(0), other.stride(0),
-                *_split(eps), R=group, B=block, ONE=width <= block, CENTRE=centre,
-                RESIDUAL=residual is not None, WEIGHT=weight is not None, BIAS=bias is not None,
-                STATS=stats, ACC=tl.float64 if acc == torch.float64 else tl.float32,
-                num_warps=row_warps(x, group * block), enable_fp_fusion=False,
-            )  # fmt: skip
+            start(norm_kernel, (cdiv(rows, group), 1, 1), args, constants, options)
     return y.view(x.shape), h.view(x.shape), mean, rstd
 
 
+@functools.cache
 def _split(eps: float) -> tuple[float, float]:
     """eps as FP32, the type of a kernel's scalars, and the rest, which FP64 rows add back."""
     high = torch.tensor(eps, dtype=torch.float32).item()

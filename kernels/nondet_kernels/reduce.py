@@ -25,12 +25,13 @@ from .support import (
     processors,
     require,
     row_warps,
+    start,
     tl,
     tree_sum,
     tree_sum_columns,
 )
 
-PART = 65536
+PART = 8192
 Dims = int | Sequence[int] | None
 
 
@@ -165,7 +166,9 @@ def _reduce(x: torch.Tensor, dim: Dims, keepdim: bool, dtype: torch.dtype,
         return y.fill_(math.nan if mean else 0.0)
     if rows:
         with on_device(device):
-            _run(x.permute(kept + gone).reshape(rows, count), y.view(-1), count if mean else 0)
+            last = gone == (x.dim() - 1,) and x.is_contiguous()
+            flat = x.view(rows, count) if last else x.permute(kept + gone).reshape(rows, count)
+            _run(flat, y.view(-1), count if mean else 0)
     return y
 
 
@@ -177,18 +180,22 @@ def _run(x: torch.Tensor, y: torch.Tensor, mean: int) -> None:
     target = y if parts == 1 else torch.empty((rows, parts), dtype=wide, device=x.device)
     acc = tl.float64 if wide == torch.float64 else tl.float32
     lanes = min(next_power_of_2(count), LANES)
+    busy = rows // (4 * processors(x.device))
     if rows > 1 and x.stride(0) == 1 and x.stride(1) != 1:
-        group = max(1, min(16 * LANES // lanes, 256, next_power_of_2(rows)))
+        # At least 16 columns, a sector of 32 bytes; more once all processors have programs.
+        most = min(16 * LANES // lanes, 256, next_power_of_2(rows))
+        group = max(min(16, most), min(most, next_power_of_2(busy)))
         kernel, stride, size = columns_kernel, x.stride(1), {"C": group}
+        warps = max(1, min(8, group * lanes // 512))
     else:
         x = x if x.stride(1) == 1 or count == 1 else x.contiguous()
-        group = max(1, min(4096 // lanes, rows // (4 * processors(x.device))))
-        group = 1 << (group.bit_length() - 1)
+        group = 1 << (max(1, min(4096 // lanes, busy)).bit_length() - 1)
         kernel, stride, size = rows_kernel, x.stride(0), {"R": group}
-    kernel[(cdiv(rows, group), parts)](
-        x, target, rows, count, stride, mean, parts, PART, B=lanes, MEAN=bool(mean and parts == 1),
-        KEEP=x.dtype not in HALVES, ACC=acc,
-        num_warps=8 if kernel is columns_kernel else row_warps(x, group * lanes), enable_fp_fusion=False, **size,
-    )  # fmt: skip
+        warps = row_warps(x, group * lanes)
+    args = (x, target, rows, count, stride, mean, parts, PART)
+    constants = dict(**size, B=lanes, MEAN=bool(mean and parts == 1), KEEP=x.dtype not in HALVES,
+                     ACC=acc)  # fmt: skip
+    options = dict(num_warps=warps, enable_fp_fusion=False)
+    start(kernel, (cdiv(rows, group), parts, 1), args, constants, options)
     if parts > 1:
         _run(target, y, mean)

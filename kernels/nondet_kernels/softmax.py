@@ -6,6 +6,7 @@
 Up to ``WIDE`` elements one program holds the row. A longer row (a vocabulary) is cut into chunks
 of ``WIDE``: one pass takes (m_c, s_c) of every chunk, a second adds s = sum_c s_c exp(m_c - m) by
 a fixed tree and writes. Both passes use a program per chunk, so one row fills the GPU.
+Results in FP32 and FP64 use an exponential good to the last place, 16-bit results a faster one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from .support import (
     processors,
     require,
     row_warps,
+    start,
     tl,
     tree_sum,
 )
@@ -45,10 +47,22 @@ def log_softmax_reference(x: torch.Tensor, dim: int,
 
 
 @jit
-def finish(x, m, s, LOG: tl.constexpr):
+def exponential(x, FAST: tl.constexpr):
+    """e**x; FAST is good to 16 bits, which is all that a 16-bit result can hold."""
+    if FAST:
+        y = tl.exp2(x * 1.4426950408889634)
+    else:
+        y = exact_exp(x)
+    return y
+
+
+@jit
+def finish(x, m, s, LOG: tl.constexpr, FAST: tl.constexpr):
     """One block of the result from the row's maximum and sum."""
     if LOG:
         y = (x - m[:, None]) - exact_log(s)[:, None]
+    elif FAST:
+        y = exponential(x - m[:, None], FAST) * divide(tl.full(s.shape, 1.0, s.dtype), s)[:, None]
     else:
         y = divide(exact_exp(x - m[:, None]), tl.broadcast_to(s[:, None], x.shape))
     return y
@@ -56,20 +70,21 @@ def finish(x, m, s, LOG: tl.constexpr):
 
 @jit_free("M")
 def row_kernel(x_ptr, y_ptr, M, D, stride, R: tl.constexpr, B: tl.constexpr, LOG: tl.constexpr,
-               ACC: tl.constexpr):  # fmt: skip
+               FAST: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
     """R whole rows a program."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, B)[None, :]
     mask = (row < M) & (col < D)
     x = tl.load(x_ptr + row * stride + col, mask, other=float("-inf")).to(ACC)
     m = tl.max(x, axis=1)
-    e = tl.where(col < D, exact_exp(x - m[:, None]), 0.0)
-    y = finish(x, m, tree_sum(e), LOG)
+    e = tl.where(col < D, exponential(x - m[:, None], FAST), 0.0)
+    y = finish(x, m, tree_sum(e), LOG, FAST)
     tl.store(y_ptr + row * D + col, y.to(y_ptr.dtype.element_ty), mask)
 
 
 @jit
-def chunk_kernel(x_ptr, m_ptr, s_ptr, D, stride, CHUNKS, B: tl.constexpr, ACC: tl.constexpr):
+def chunk_kernel(x_ptr, m_ptr, s_ptr, D, stride, CHUNKS, B: tl.constexpr, FAST: tl.constexpr,
+                 ACC: tl.constexpr):  # fmt: skip
     """Maximum and sum of exponentials of one chunk of one row; grid (chunks, rows)."""
     row, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0)
     col = chunk * B + tl.arange(0, B)[None, :]
@@ -77,7 +92,7 @@ def chunk_kernel(x_ptr, m_ptr, s_ptr, D, stride, CHUNKS, B: tl.constexpr, ACC: t
     m = tl.max(x, axis=1)
     # A chunk of -inf alone must give 0, not NaN: the row may have values elsewhere.
     safe = tl.where(m == float("-inf"), 0.0, m)
-    s = tree_sum(exact_exp(x - safe[:, None]))
+    s = tree_sum(exponential(x - safe[:, None], FAST))
     at = row * CHUNKS + chunk + tl.arange(0, 1)
     tl.store(m_ptr + at, m)
     tl.store(s_ptr + at, s)
@@ -85,7 +100,8 @@ def chunk_kernel(x_ptr, m_ptr, s_ptr, D, stride, CHUNKS, B: tl.constexpr, ACC: t
 
 @jit
 def write_kernel(x_ptr, m_ptr, s_ptr, y_ptr, D, stride, CHUNKS, P: tl.constexpr,
-                 B: tl.constexpr, LOG: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
+                 B: tl.constexpr, LOG: tl.constexpr, FAST: tl.constexpr,
+                 ACC: tl.constexpr):  # fmt: skip
     """Add the chunks' sums in fixed order, and write one chunk; grid (chunks, rows)."""
     row, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0)
     part = tl.arange(0, P)[None, :]
@@ -96,7 +112,7 @@ def write_kernel(x_ptr, m_ptr, s_ptr, y_ptr, D, stride, CHUNKS, P: tl.constexpr,
     s = tree_sum(s_c * weight)
     col = chunk * B + tl.arange(0, B)[None, :]
     x = tl.load(x_ptr + row * stride + col, col < D, other=0.0).to(ACC)
-    tl.store(y_ptr + row * D + col, finish(x, m, s, LOG).to(y_ptr.dtype.element_ty), col < D)
+    tl.store(y_ptr + row * D + col, finish(x, m, s, LOG, FAST).to(y_ptr.dtype.element_ty), col < D)
 
 
 def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -177,23 +193,26 @@ def _forward(x: torch.Tensor, dim: int, dtype: torch.dtype, log: bool) -> torch.
 def _launch(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
     rows, d = x.shape
     acc = tl.float64 if x.dtype == torch.float64 else tl.float32
+    fast = y.dtype.itemsize == 2
     if d <= WIDE:
         block = next_power_of_2(d)
         group = max(1, min(4096 // block, rows // (4 * processors(x.device))))
         group = 1 << (group.bit_length() - 1)
-        row_kernel[(cdiv(rows, group),)](
-            x, y, rows, d, x.stride(0), R=group, B=block, LOG=log, ACC=acc,
-            num_warps=row_warps(x, group * block), enable_fp_fusion=False,
-        )  # fmt: skip
+        # Few rows: more threads for each, since nothing else fills the processors.
+        warps = row_warps(x, group * block) * (2 if rows < processors(x.device) else 1)
+        start(row_kernel, (cdiv(rows, group), 1, 1), (x, y, rows, d, x.stride(0)),
+              dict(R=group, B=block, LOG=log, FAST=fast, ACC=acc),
+              dict(num_warps=warps, enable_fp_fusion=False))  # fmt: skip
         return
     chunks = cdiv(d, WIDE)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     m = torch.empty((2, rows, chunks), dtype=wide, device=x.device)
+    options = dict(num_warps=2 * row_warps(x, WIDE), enable_fp_fusion=False)
     for first in range(0, rows, 65535):
         part = slice(first, first + 65535)
-        grid = (chunks, x[part].shape[0])
-        chunk_kernel[grid](x[part], m[0, part], m[1, part], d, x.stride(0), chunks, B=WIDE,
-                           ACC=acc, num_warps=row_warps(x, WIDE), enable_fp_fusion=False)  # fmt: skip
-        write_kernel[grid](x[part], m[0, part], m[1, part], y[part], d, x.stride(0), chunks,
-                           P=next_power_of_2(chunks), B=WIDE, LOG=log, ACC=acc, num_warps=row_warps(x, WIDE),
-                           enable_fp_fusion=False)  # fmt: skip
+        grid = (chunks, x[part].shape[0], 1)
+        start(chunk_kernel, grid, (x[part], m[0, part], m[1, part], d, x.stride(0), chunks),
+              dict(B=WIDE, FAST=fast, ACC=acc), options)  # fmt: skip
+        start(write_kernel, grid, (x[part], m[0, part], m[1, part], y[part], d, x.stride(0), chunks),
+              dict(P=next_power_of_2(chunks), B=WIDE, LOG=log, FAST=fast, ACC=acc),
+              options)  # fmt: skip
