@@ -1,5 +1,6 @@
 """Files of other tools become run folders, and run folders become files of other tools."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from nondet.interchange import (
     write_foreign,
 )
 from nondet.interchange.__main__ import main
+from nondet.interchange.items import items_of
 from nondet.study import Study, load_study
 from tests.factory import make_study
 
@@ -216,3 +218,30 @@ def test_export_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert len(list(out.glob("*/*.json"))) == len(study.complete)
     assert main(["export", "lm-eval", str(tmp_path), "--out", str(out)]) == 2
     assert "no run folder" in capsys.readouterr().err
+
+
+STORED = Path(__file__).parent / "data" / "study"
+
+
+def test_exports_hold_prompts_where_the_task_is_still_the_same(tmp_path: Path) -> None:
+    run = load_study([STORED]).complete[0]
+    items = items_of(run)
+    if not items:
+        pytest.skip("the shipped task has changed since the small study was stored")
+    assert set(run.item_ids) <= set(items)
+    _, samples = export_lm_eval(run, tmp_path / "lm")
+    line = json.loads(samples.read_text().splitlines()[0])
+    first = items[run.item_ids[0]]
+    assert line["arguments"]["gen_args_0"]["arg_0"] == first.prompt
+    assert line["target"] == first.answer
+    (log,) = export_inspect(run, tmp_path / "inspect")
+    sample = json.loads(log.read_text())["samples"][0]
+    assert (sample["input"], sample["target"]) == (first.prompt, first.answer)
+
+
+def test_a_changed_task_gives_no_prompts(tmp_path: Path) -> None:
+    run = load_study([STORED]).complete[0]
+    changed = dataclasses.replace(run, record={**run.record, "task_fingerprint": "other"})
+    assert items_of(changed) == {}
+    unknown = {"setting": {"name": "no such task"}}
+    assert items_of(dataclasses.replace(run, record={**run.record, "task": unknown})) == {}

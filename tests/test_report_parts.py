@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -222,3 +223,12 @@ def test_a_thinned_curve_ends_and_starts_as_the_whole_one() -> None:
     assert thin.iloc[-1].equals(curve.iloc[-1])
     short = curve.head(20)
     assert thinned(short, 18).equals(short)
+
+
+def test_long_tables_are_whole_in_their_csv_only(tmp_path: Path) -> None:
+    table = pd.DataFrame({"n": range(tables.MOST_LINES + 7)})
+    csv, text, tex = tables.save(table, tmp_path, "long")
+    assert len(pd.read_csv(csv)) == len(table)
+    assert f"of {len(table)} rows; all of them are in long.csv" in text.read_text()
+    assert tex.read_text().startswith("% The first 500")
+    assert tex.read_text().count("\\\\") == tables.MOST_LINES + 1

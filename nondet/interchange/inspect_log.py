@@ -8,7 +8,9 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
+from nondet.interchange.items import items_of
 from nondet.runs import Run
+from nondet.tasks import Item
 
 VERSION = 2
 STOP_REASONS = {"stop": "stop", "length": "max_tokens", "error": "unknown"}
@@ -32,6 +34,7 @@ def _log(run: Run, task: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, An
     model = f"{factors.get('backend')}/{factors.get('model')}"
     created = str(record.get("started") or "1970-01-01T00:00:00+00:00")
     items = list(dict.fromkeys(row["item_id"] for row in rows))
+    known = items_of(run)
     usage = {
         "input_tokens": sum(row["prompt_tokens"] for row in rows),
         "output_tokens": sum(row["tokens"] for row in rows),
@@ -62,7 +65,7 @@ def _log(run: Run, task: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, An
             "completed_at": str(record.get("ended") or created),
             "model_usage": {model: usage},
         },
-        "samples": [_sample(row, model) for row in rows],
+        "samples": [_sample(row, model, known.get(row["item_id"])) for row in rows],
     }
 
 
@@ -80,8 +83,9 @@ def _results(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"total_samples": len(rows), "completed_samples": len(rows), "scores": scores}
 
 
-def _sample(row: Mapping[str, Any], model: str) -> dict[str, Any]:
+def _sample(row: Mapping[str, Any], model: str, item: Item | None) -> dict[str, Any]:
     message = {"role": "assistant", "content": row["text"], "source": "generate"}
+    asked = [{"role": "user", "content": item.prompt, "source": "input"}] if item else []
     scores: dict[str, Any] = {}
     if row["correct"] is not None:
         scores[SCORER] = {
@@ -92,10 +96,9 @@ def _sample(row: Mapping[str, Any], model: str) -> dict[str, Any]:
     return {
         "id": row["item_id"],
         "epoch": row["sample"] + 1,
-        # The prompt itself is not kept in a run folder, only its hash.
-        "input": "",
-        "target": "",
-        "messages": [message],
+        "input": item.prompt if item else "",
+        "target": (item.answer or "") if item else "",
+        "messages": [*asked, message],
         "output": {
             "model": model,
             "choices": [

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from nondet.interchange.base import ForeignResponse, ForeignRun, InterchangeError, read_lines
+from nondet.interchange.items import items_of
 from nondet.runs import Run
 from nondet.settings import Scalar
+from nondet.tasks import Item
 
 # Metrics of the harness that are right or wrong for a single sample, the usual ones first.
 METRICS = ("exact_match", "acc", "math_verify", "pass@1", "acc_norm", "em")
@@ -84,20 +86,21 @@ def export_lm_eval(run: Run, folder: Path) -> list[Path]:
     names = ["item_id", "sample", "text", "answer", "correct", "prompt_hash"]
     rows = run.table(names).to_pylist()
     samples = folder / f"samples_{task}_{stamp}.jsonl"
-    lines = [_sample_line(place, row) for place, row in enumerate(rows)]
+    items = items_of(run)
+    lines = [_sample_line(place, row, items.get(row["item_id"])) for place, row in enumerate(rows)]
     samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
     results = folder / f"results_{stamp}.json"
     results.write_text(json.dumps(_results(run, task, date, rows), indent=2) + "\n")
     return [results, samples]
 
 
-def _sample_line(place: int, row: Mapping[str, Any]) -> dict[str, Any]:
+def _sample_line(place: int, row: Mapping[str, Any], item: Item | None) -> dict[str, Any]:
     answer = row["answer"] if row["answer"] is not None else row["text"]
     line = {
         "doc_id": place,
         "doc": {"id": row["item_id"], "sample": row["sample"]},
-        "target": "",
-        "arguments": {},
+        "target": (item.answer or "") if item else "",
+        "arguments": {"gen_args_0": {"arg_0": item.prompt}} if item else {},
         "resps": [[row["text"]]],
         "filtered_resps": [answer],
         "filter": "none",

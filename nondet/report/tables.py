@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 
 DASH = "–"
+# Rows of a Markdown or LaTeX table.
+MOST_LINES = 500
 _LATEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}"}
 
 
@@ -80,10 +82,13 @@ def _tex(text: str) -> str:
 
 
 def save(table: pd.DataFrame, folder: Path, name: str) -> list[Path]:
-    """Write ``name``.csv, .md and .tex. Returns their paths."""
+    """Write ``name``.csv, .md and .tex, the last two cut where nobody would read on."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{ending}" for ending in ("csv", "md", "tex")]
     table.to_csv(paths[0], index=False)
-    paths[1].write_text(markdown(table))
-    paths[2].write_text(latex(table))
+    shown, left = table.head(MOST_LINES), ""
+    if len(shown) < len(table):
+        left = f"The first {len(shown):,} of {len(table):,} rows; all of them are in {name}.csv."
+    paths[1].write_text(markdown(shown) + (f"\n{left}\n" if left else ""))
+    paths[2].write_text((f"% {left}\n" if left else "") + latex(shown))
     return paths
