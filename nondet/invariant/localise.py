@@ -164,27 +164,27 @@ def _drop(names: list[str]) -> None:
 
 def compare(alone: _Recorder, together: _Recorder, batch: int, row: int) -> Finding:
     """The first operation whose inputs agree in the prompt's row and whose outputs do not."""
-    inherited: Finding | None = None
     for step, (one, many) in enumerate(zip(alone.steps, together.steps, strict=True)):
+        inherited: Finding | None = None
         for index, (a, b) in enumerate(zip(one, many, strict=False)):
             if a.operation != b.operation or len(a.outputs) != len(b.outputs):
                 return Finding("unmatched", a.operation, a.module, step, index)
             pairs = _row_outputs(a, b)
-            if all(_agree(x, y, batch, row) for x, y in pairs):
-                continue
-            equal_inputs = len(a.inputs) == len(b.inputs) and all(
+            if not a.inputs or all(_agree(x, y, batch, row) for x, y in pairs):
+                continue  # what is made from nothing, such as row numbers, is no fault
+            if len(a.inputs) == len(b.inputs) and all(
                 _agree(x, y, batch, row) for x, y in zip(a.inputs, b.inputs, strict=True)
-            )
-            found = _finding(a, b, batch, row, step, index)
-            if equal_inputs:
-                return found
+            ):
+                return _finding(a, b, batch, row, step, index)
             if inherited is None:
                 inherited = Finding("inherited", a.operation, a.module, step, index)
         if len(one) != len(many):
-            return Finding(
-                "unmatched", "the number of operations", "", step, min(len(one), len(many))
-            )
-    return inherited or Finding("identical")
+            shorter = min(len(one), len(many))
+            return Finding("unmatched", "the number of operations", "", step, shorter)
+        last = _row_outputs(one[-1], many[-1]) if one else []
+        if inherited is not None and not all(_agree(x, y, batch, row) for x, y in last):
+            return inherited
+    return Finding("identical")
 
 
 def _finding(a: _Record, b: _Record, batch: int, row: int, step: int, index: int) -> Finding:
