@@ -14,6 +14,7 @@ import pytest
 from nondet.marking import Answered, get_marker
 from nondet.marking.base import Marker, Outcome
 from nondet.marking.mathematics import MathMarker
+from nondet.marking.worker import Worker
 from nondet.settings import TaskSetting
 from nondet.tasks import Item, load_task
 
@@ -281,3 +282,21 @@ def test_a_comparison_that_hangs_is_unknown_and_blames_no_other() -> None:
 def test_an_item_without_answer_is_a_marker_error() -> None:
     for marker in ("integer", "math", "choice"):
         check(Item("i", "p", None), marker, [(r"\boxed{4}", "E")])
+
+
+GOLDS = (DATA / "golds.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize("form", [r"\boxed{%s}", "The answer is $%s$.", r"Answer: \(%s\)"])
+def test_every_gold_answer_marks_right_against_itself(form: str) -> None:
+    assert len(GOLDS) >= 90
+    rows = [(Item("i", "p", gold), form.replace("%s", gold), "R") for gold in GOLDS]
+    check_all(MathMarker(), rows)
+
+
+def test_every_gold_answer_is_right_by_math_verify_alone() -> None:
+    """Without our exact comparison, which would hide what cannot be read."""
+    with Worker("math_worker.py") as worker:
+        replies = worker.judge([[gold, gold] for gold in GOLDS])
+    bad = [(g, r) for g, r in zip(GOLDS, replies, strict=True) if r is None or r[0] != "right"]
+    assert bad == []

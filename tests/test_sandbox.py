@@ -316,6 +316,13 @@ def test_none_passes_and_none_harms(
     assert not root.exists()
 
 
+def test_the_attacks_are_real_where_nothing_confines(canary: Path) -> None:
+    """Without the layers the same programs do read the secret: the tests above can fail."""
+    with Sandbox(LIMITS, "limits") as sandbox:
+        for name in ("read the user's file", "symlink", "hard link", "climb out"):
+            assert run(sandbox, name, canary) == "pass"
+
+
 @pytest.mark.parametrize("level", levels())
 def test_scripts_see_an_empty_folder_and_no_environment(level: str) -> None:
     with Sandbox(LIMITS, level) as sandbox:

@@ -95,8 +95,8 @@ def programs(count: int) -> list[tuple[dict[str, str], str]]:
     return [(r, f"{r['prompt']}{r['canonical_solution']}\n# {n}") for n, r in enumerate(chosen)]
 
 
-def ours_code(count: int, _name: str) -> int:
-    """Run in the sandbox, one at a time."""
+def ours_code(count: int, name: str) -> int:
+    """Run in the sandbox at a level, one at a time."""
     from nondet.marking import Answered
     from nondet.marking.programs import CodeMarker
     from nondet.tasks import Item
@@ -109,7 +109,7 @@ def ours_code(count: int, _name: str) -> int:
         )
         for n, (r, code) in enumerate(programs(count))
     ]  # fmt: skip
-    return sum(mark.correct or 0 for mark in CodeMarker().mark(answers))
+    return sum(mark.correct or 0 for mark in CodeMarker(level=name).mark(answers))
 
 
 def bare_code(count: int, _name: str) -> int:
@@ -127,7 +127,7 @@ ARMS: dict[str, tuple[Callable[[int, str], int], str]] = {
     "mixed_bare": (bare_math, "mixed"),
     "expressions": (ours_math, "expressions"),
     "expressions_bare": (bare_math, "expressions"),
-    "code": (ours_code, ""),
+    "code": (ours_code, "namespaces"),
     "code_bare": (bare_code, ""),
 }
 

@@ -19,7 +19,7 @@ from nondet.marking.worker import Worker
 
 CPU_S = 5
 _LONGEST = 1500  # characters of one answer
-_INLINE = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_INLINE = re.compile(r"(?<!\\)\$\$?((?:\\.|[^$\\])+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _COMMAND = re.compile(r"\\[a-zA-Z]+|\\.")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|begin|end)\s*\{[^{}]*\}")
 _WORD = re.compile(r"[A-Za-z]{3,}")

@@ -31,7 +31,7 @@ def parse_number(text: str) -> Decimal | None:
     text = text.strip().strip("*").strip().removesuffix(".").strip()
     if not text or len(text) > _LONGEST:
         return None
-    inline = re.match(r"\$([^$]+)\$(?!.*\$)", text, re.DOTALL)
+    inline = re.match(r"\$((?:\\.|[^$\\])+)\$(?!.*\$)", text, re.DOTALL)
     text = inline[1].strip() if inline else text
     text = text.removeprefix("\\(").removesuffix("\\)").strip()
     named = _NAME.match(text)
