@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from nondet.interchange import (
@@ -21,6 +22,7 @@ from nondet.interchange import (
 )
 from nondet.interchange.__main__ import main
 from nondet.interchange.items import items_of
+from nondet.report import write_report
 from nondet.study import Study, load_study
 from tests.factory import make_study
 
@@ -245,3 +247,41 @@ def test_a_changed_task_gives_no_prompts(tmp_path: Path) -> None:
     assert items_of(changed) == {}
     unknown = {"setting": {"name": "no such task"}}
     assert items_of(dataclasses.replace(run, record={**run.record, "task": unknown})) == {}
+
+
+def test_imported_texts_get_a_report_that_counts_characters(tmp_path: Path) -> None:
+    texts = {"one": ["It is 4.", "No."], "two": ["It is 5.", "No."]}
+    for name, answers in texts.items():
+        rows = [
+            {"id": f"q{place}", "text": text, "prompt": place, "correct": place}
+            for place, text in enumerate(answers)
+        ]
+        write_lines(tmp_path / f"{name}.jsonl", rows)
+    files = [str(tmp_path / f"{name}.jsonl") for name in texts]
+    study = tmp_path / "study"
+    assert main(["import", "jsonl", *files, "--study", str(study)]) == 0
+    result = write_report([study], study / "report")
+    table = result.summary.set_index("label")
+    assert table["diverged"].tolist() == [0, 1]
+    text = result.page.read_text()
+    assert "positions and lengths count characters" in text
+    assert "Answers part, but no log-probabilities are stored" in text
+    curve = pd.read_csv(study / "report" / "figures" / "survival.csv")
+    assert set(curve["position"]) >= {6}  # "It is 4." and "It is 5." part at character 6
+
+
+def test_the_papers_tensors_get_a_report(paper_folder: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    study = tmp_path / "study"
+    command = ["import", "paper", str(paper_folder), "--study", str(study), "--set", "gpus=2"]
+    assert main(command) == 0
+    path = paper_folder / "problem_0_math500_token_ids_bs_8_bfloat16_max_tokens_4.pt"
+    ids = torch.load(path)
+    ids[1, :2] = ids[1, [1, 0]]
+    torch.save(ids, path)
+    assert main([*command[:-1], "gpus=4"]) == 0
+    summary = write_report([study], study / "report").summary
+    assert summary.set_index("gpus")["diverged"].to_dict() == {2: 0, 4: 1}
+    forks = pd.read_csv(study / "report" / "figures" / "fork_gap.csv")
+    assert forks["position"].tolist() == [1]
+    assert np.isclose(forks["gap"], 0.1).all()

@@ -3,6 +3,9 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
+import urllib.request
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -347,3 +350,18 @@ def test_ours_beside_published(tmp_path: Path) -> None:
 def test_no_published_values_for_another_model(folder: Path, result: ReportResult) -> None:
     assert beside_published(make_view(load_study([folder]))).empty
     assert "beside published" not in result.page.read_text()
+
+
+def test_serve_shows_the_page_to_this_machine_only(tmp_path: Path) -> None:
+    make_study(tmp_path, [{}], items=2, tokens=4)
+    command = [sys.executable, "-m", "nondet.report", str(tmp_path), "--serve", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = next(line for line in server.stdout if line.startswith("http"))
+            url = address.split()[0]
+            assert url.startswith("http://127.0.0.1:")
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                assert b"INCONCLUSIVE" in answer.read()
+        finally:
+            server.terminate()

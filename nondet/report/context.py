@@ -62,6 +62,8 @@ def facts(study: Study) -> str:
         " and ".join(hardware(runs)) or "hardware not recorded",
         ", ".join(software(runs)) or "versions not recorded",
     ]
+    if any((run.record.get("observed") or {}).get("token_unit") == "characters" for run in runs):
+        parts.append("imported texts, so positions and lengths count characters, not tokens")
     return "; ".join(parts) + "."
 
 

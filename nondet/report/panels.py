@@ -36,7 +36,8 @@ def diverged_panel(context: Context) -> Panel:
     names = rows["setting"].astype(str)
     listed = "; ".join(f"{a}: {b or 'no result'}" for a, b in zip(names, notes, strict=True))
     alt = f"Share of items whose response diverges, by setting. {listed}."
-    about = _references(context) + " Hollow markers are invariant kernels. " + note
+    hollow = any(context.looks[str(name)].hollow for name in rows["setting"])
+    about = f"{_references(context)} {'Hollow marks: invariant kernels. ' if hollow else ''}{note}"
     return Panel(name, title, alt, table, figure, note=about.strip())
 
 
