@@ -132,7 +132,7 @@ def tune(limit: float) -> list[dict[str, Any]]:
 
 def main() -> None:
     start = time.time()
-    limit = float(sys.argv[2]) if len(sys.argv) > 2 else 1e9
+    limit = float(sys.argv[2]) if len(sys.argv) > 2 and sys.argv[2][0] != "-" else 1e9
     if "--tune" in sys.argv:
         timing.write_csv(Path(sys.argv[1]), tune(limit))
         return

@@ -80,9 +80,33 @@ def measure(m: int, w: torch.Tensor, other: Any) -> dict[str, Any]:
                 floor_percent=round(100 * max(moved, work) / us, 1))  # fmt: skip
 
 
+def host_us() -> dict[str, float]:
+    """Microseconds of host time a call, ours beside torch's: what an eager decode step pays."""
+    from nondet_kernels import attention, norm, reduce
+
+    x, w, g = (torch.randn(s, device="cuda").bfloat16() for s in ((1, 1, 576), (576, 576), (576,)))
+    q, k = (torch.randn((1, h, n, 64), device="cuda").bfloat16() for h, n in ((9, 1), (3, 100)))
+    f, found = torch.nn.functional, {}
+    for name, call in {
+        "linear": lambda: mm.linear(x, w), "torch linear": lambda: f.linear(x, w),
+        "rms_norm": lambda: norm.rms_norm(x, g, 1e-6), "torch rms_norm": lambda: f.rms_norm(x, (576,), g, 1e-6),
+        "mean": lambda: reduce.mean(x, -1, True), "torch mean": lambda: torch.mean(x, -1, True),
+        "attention": lambda: attention.attention(q, k, k),
+        "torch sdpa": lambda: f.scaled_dot_product_attention(q, k, k, enable_gqa=True),
+    }.items():  # fmt: skip
+        for calls in (50, 500):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                call()
+            found[name] = round((time.perf_counter() - begin) / calls * 1e6, 1)
+    return found
+
+
+@torch.no_grad()
 def main() -> None:
     start = time.time()
-    limit = float(sys.argv[2]) if len(sys.argv) > 2 else 1e9
+    limit = float(sys.argv[2]) if len(sys.argv) > 2 and sys.argv[2][0] != "-" else 1e9
     timing.warm(compile_some, jobs(processors(torch.device("cuda", 0))))
     if "--warm" in sys.argv:
         return
@@ -106,7 +130,7 @@ def main() -> None:
         if logs:
             print(f"matmul M {name}: geometric mean {math.exp(sum(logs) / len(logs)):.3f} of torch.mm, "
                   f"{len(logs)} sizes", flush=True)  # fmt: skip
-    print(f"{time.time() - start:.0f} s", flush=True)
+    print("host us a call:", host_us(), f"{time.time() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

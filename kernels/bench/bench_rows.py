@@ -59,7 +59,7 @@ def compile_some(work: list[tuple[int, int, torch.dtype]]) -> None:
 
 def main() -> None:
     start = time.time()
-    limit = float(sys.argv[2]) if len(sys.argv) > 2 else 1e9
+    limit = float(sys.argv[2]) if len(sys.argv) > 2 and sys.argv[2][0] != "-" else 1e9
     timing.warm(compile_some, cases())
     if "--warm" in sys.argv:
         return
