@@ -51,7 +51,16 @@ class Study:
             for name in names
             if name not in NOT_FACTORS
             and len({str(run.factors.get(name)) for run in self.runs}) > 1
+            and not self._implied(name)
         )
+
+    def _implied(self, name: str) -> bool:
+        """Whether an option of backends varies only because the backend does."""
+        asked = [run.record.get("requested", {}).get("backend", {}) for run in self.runs]
+        if not any(name in backend.get("options", {}) for backend in asked):
+            return False
+        pairs = {(run.factors.get("backend"), str(run.factors.get(name))) for run in self.runs}
+        return len(pairs) == len({backend for backend, _ in pairs})
 
     def setting_key(self, run: Run) -> tuple[tuple[str, Any], ...]:
         """What runs of one setting share: the varying factors with their values."""

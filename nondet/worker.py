@@ -56,7 +56,8 @@ def main(folder: Path) -> int:
             environment=snapshot(cls.packages()),
         )
         _generate(backend, workload_from(job["workload"]), RunWriter(folder), report)
-        _say(report, event="done", **peaks())
+        # Again at the end: an endpoint's faults and fingerprints are known only now.
+        _say(report, event="done", observed=backend.observed(), **peaks())
         return 0
     except BaseException as error:
         traceback.print_exc()
