@@ -154,19 +154,37 @@ def exchanged(name: str) -> Iterator[None]:
         setattr(module, attribute, old)
 
 
-def row_classes(call: Callable[[int], Any], largest: int = 600) -> dict[str, Any]:
-    """At which row counts M row 0 has other bits than at M = 1."""
+def row_classes(call: Callable[[int, int], Any], largest: int = 600) -> dict[str, Any]:
+    """At which row counts M some row has other bits than computed alone.
+
+    call: rows from start to stop of one fixed input. One row would not do: a last bit of a sum
+    is rounded away in most rows.
+    """
     import torch
 
-    alone = call(1)[0].clone()
-    other = [m for m in range(2, largest + 1) if not torch.equal(call(m)[0], alone)]
-    return {"first": other[0] if other else None, "count": len(other), "of": largest - 1}
+    alone = torch.cat([call(row, row + 1) for row in range(largest)])
+    other, rows = [], 0
+    for m in range(2, largest + 1):
+        wrong = (call(0, m) != alone[:m]).any(dim=-1)
+        if wrong.any():
+            other.append(m)
+            rows = max(rows, int(wrong.sum()))
+    first = other[0] if other else None
+    equal_above = [m for m in range(first or largest, largest) if m not in other]
+    return {
+        "first": first,
+        "count": len(other),
+        "of": largest - 1,
+        "equal_above_first": len(equal_above),
+        "most_rows": rows,
+    }
 
 
 def operations(weights: dict[str, Any]) -> dict[str, Any]:
     """Single operations alone, on random bf16 rows: the norms and the model's own matmuls."""
     import torch
     from vllm import _custom_ops
+    from vllm.model_executor.layers.linear import linear_batch_invariant
 
     found: dict[str, Any] = {}
     generator = torch.Generator("cuda").manual_seed(0)
@@ -177,27 +195,25 @@ def operations(weights: dict[str, Any]) -> dict[str, Any]:
     for hidden in HIDDEN:
         x, residual, weight = draw(600, hidden), draw(600, hidden), draw(hidden)
 
-        def fused(m: int, x: Any = x, residual: Any = residual, weight: Any = weight) -> Any:
-            out = x[:m].clone()
-            _custom_ops.fused_add_rms_norm(out, residual[:m].clone(), weight, 1e-5)
+        def fused(a: int, b: int, x: Any = x, r: Any = residual, w: Any = weight) -> Any:
+            out = x[a:b].clone()
+            _custom_ops.fused_add_rms_norm(out, r[a:b].clone(), w, 1e-5)
             return out
 
-        def plain(m: int, x: Any = x, weight: Any = weight) -> Any:
-            out = torch.empty_like(x[:m])
-            _custom_ops.rms_norm(out, x[:m], weight, 1e-5)
+        def plain(a: int, b: int, x: Any = x, w: Any = weight) -> Any:
+            out = torch.empty_like(x[a:b])
+            _custom_ops.rms_norm(out, x[a:b].clone(), w, 1e-5)
             return out
 
         found[f"fused_add_rms_norm, {hidden} wide"] = row_classes(fused)
         found[f"rms_norm, {hidden} wide"] = row_classes(plain)
-    from vllm.model_executor.layers.linear import linear_batch_invariant
-
     for name, weight in weights.items():
         x = draw(600, weight.shape[1])
         found[f"linear_batch_invariant, {name}"] = row_classes(
-            lambda m, x=x, w=weight: linear_batch_invariant(x[:m], w)
+            lambda a, b, x=x, w=weight: linear_batch_invariant(x[a:b].clone(), w)
         )
         found[f"cuBLAS linear, {name}"] = row_classes(
-            lambda m, x=x, w=weight: torch.nn.functional.linear(x[:m], w)
+            lambda a, b, x=x, w=weight: torch.nn.functional.linear(x[a:b].clone(), w)
         )
     return found
 
@@ -212,10 +228,14 @@ def layer_weights(model: Any) -> dict[str, Any]:
 
 
 def main(model: str, out: Path, attention: str | None) -> None:
-    """Run everything and write one JSON file, again after each part."""
+    """Run everything and write one JSON file, again after each part.
+
+    attention: another attention backend, swept alone; or "operations" for these alone.
+    """
     mode = os.environ.get("VLLM_BATCH_INVARIANT") == "1"
     options = {"eager": True, "cache_gib": 4, "chunk_tokens": 8192, "max_length": 2048}
-    options |= {"memory_fraction": 0.06, "attention_backend": attention}
+    named = None if attention == "operations" else attention
+    options |= {"memory_fraction": 0.06, "attention_backend": named}
     setting = setting_from(
         {
             "backend": {"name": "vllm", **options},
@@ -236,6 +256,10 @@ def main(model: str, out: Path, attention: str | None) -> None:
         out.write_text(json.dumps(result, indent=1, default=str) + "\n")
         print(key, json.dumps(value)[:600], flush=True)
 
+    if attention == "operations":
+        keep("operations", operations(backend.llm.apply_model(layer_weights)[0]))
+        backend.close()
+        return
     keep("few", sweep(backend, FEW))
     if attention is not None:
         backend.close()

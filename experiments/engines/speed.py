@@ -28,7 +28,10 @@ from nondet.backends.engine import EngineBackend
 from nondet.environment import cpu_name, gpu_names, versions
 from nondet.settings import Setting, setting_from
 
-COLUMNS = ["engine", "kernels", "batch_size", "what", "tokens", "seconds", "tokens_per_s", "repeat", "hardware", "versions", "options"]
+COLUMNS = (
+    *("engine", "kernels", "batch_size", "what", "tokens", "seconds", "tokens_per_s"),
+    *("repeat", "hardware", "versions", "options"),
+)
 PROMPT = 64
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nondet.execute import execute
-from nondet.plan import plan_run
+from nondet.plan import Plan, plan_run
 from nondet.progress import Lines
 from nondet.settings import Setting, setting_from
 
@@ -36,21 +36,25 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "sampling_backend": "pytorch",
         "cache_tokens": 65536,
         "max_length": 2048,
-        "memory_fraction": 0.5,
+        "memory_fraction": 0.9,
     },
     "hf": {},
 }
 
 
 def settings(model: str, engine: str, items: int, tokens: int) -> list[Setting]:
-    """Mode off and on, batch sizes 1 to 64, and one repeat of the first and of batch size 32."""
+    """Mode off and on, batch sizes 1 to 64, and one repeat of batch size 32."""
     found = []
     python = os.environ.get(f"PYTHON_{engine.upper()}")
     for kernels in ("default", "invariant"):
         for batch in BATCHES:
+            own = dict(OPTIONS[engine])
+            if engine == "vllm" and batch == 1:
+                # vLLM 0.25.1 dies at max_num_seqs 1 and 2 while it captures its graphs.
+                own["max_seqs"] = 8
             setting = setting_from(
                 {
-                    "backend": {"name": engine, "python": python, **OPTIONS[engine]},
+                    "backend": {"name": engine, "python": python, **own},
                     "model": {"name": "local", "path": model},
                     "task": {"name": "recall", "limit": items},
                     "batch_size": batch,
@@ -60,9 +64,15 @@ def settings(model: str, engine: str, items: int, tokens: int) -> list[Setting]:
                 }
             )
             found.append(setting)
-            if batch in (1, 32) and engine != "hf":
+            if batch == 32 and engine != "hf":
                 found.append(replace(setting, repeat=1))
     return found
+
+
+def name(plan: Plan) -> str:
+    """A run in the log."""
+    setting = plan.setting
+    return f"{setting.backend.name} {setting.kernels} {setting.batch_size}.{setting.repeat}"
 
 
 def main(words: list[str]) -> None:
@@ -71,7 +81,7 @@ def main(words: list[str]) -> None:
     items, tokens, together = (int(w) for w in words[3:6] or ("64", "128", "8"))
     plans = [plan_run(s) for e in engines for s in settings(model, e, items, tokens)]
     with ThreadPoolExecutor(together) as pool:
-        results = list(pool.map(lambda plan: execute(plan, store, Lines()), plans))
+        results = list(pool.map(lambda plan: execute(plan, store, Lines(), name(plan)), plans))
     print("all done:", dict(zip([p.run_id for p in plans], results, strict=True)), flush=True)
 
 

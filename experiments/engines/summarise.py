@@ -1,0 +1,77 @@
+"""The table of a study over engines: each engine and mode against its own smallest batch.
+
+    python experiments/engines/summarise.py STUDY_FOLDER
+
+Writes STUDY_FOLDER/table.csv and prints it. ``diverged``: items with another token; ``logprobs``:
+items with another log-probability of an emitted token; ``first``: the earliest such position,
+counted from 0; ``at_start``: items where it is the first token, that is, where prefill differs.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from nondet.runs import Run
+from nondet.study import load_study
+
+
+def first_difference(a: list[float], b: list[float]) -> int | None:
+    """The first position at which two lists differ; a prefix differs at its end."""
+    for position, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return position
+    return None if len(a) == len(b) else min(len(a), len(b))
+
+
+def compare(reference: Run, run: Run) -> dict[str, Any]:
+    """One row of the table."""
+    sides = [r.table(["tokens", "logprobs"]).to_pydict() for r in (reference, run)]
+    tokens = [a != b for a, b in zip(sides[0]["tokens"], sides[1]["tokens"], strict=True)]
+    firsts = [
+        first_difference(a, b)
+        for a, b in zip(sides[0]["logprobs"], sides[1]["logprobs"], strict=True)
+    ]
+    found = [first for first in firsts if first is not None]
+    return {
+        "engine": run.record["observed"].get("engine") or run.factors["backend"],
+        "kernels": run.factors["kernels"],
+        "batch_size": run.factors["batch_size"],
+        "repeat": run.repeat,
+        "against": f"{reference.factors['batch_size']}.{reference.repeat}",
+        "items": len(tokens),
+        "diverged": sum(tokens),
+        "logprobs": len(found),
+        "first": min(found) if found else None,
+        "at_start": found.count(0),
+    }
+
+
+def main(folder: Path) -> None:
+    """Compare within each engine and mode."""
+    runs = load_study([folder]).complete
+    rows = []
+    for engine in dict.fromkeys(run.factors["backend"] for run in runs):
+        for kernels in ("default", "invariant"):
+            own = [
+                run
+                for run in runs
+                if (run.factors["backend"], run.factors["kernels"]) == (engine, kernels)
+            ]
+            own.sort(key=lambda run: (run.factors["batch_size"], run.repeat))
+            rows += [compare(own[0], run) for run in own[1:]]
+            for run in own:
+                if run.repeat:
+                    twins = [r for r in own if r.repeat == 0]
+                    same = [r for r in twins if r.factors == run.factors]
+                    rows += [compare(twin, run) for twin in same]
+    table = pd.DataFrame(rows).astype({"first": "Int64"})
+    table.to_csv(folder / "table.csv", index=False)
+    print(table.to_string(index=False))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
