@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import nondet
 from nondet.execute import execute
+from nondet.marking.repeat import check_study
 from nondet.plan import plan_run, repeats_of
 from nondet.progress import Lines, Live
 from nondet.runs import write_json
@@ -158,6 +159,9 @@ def do_job(config: DictConfig, number: int, folder: Path) -> str:
 def end(config: DictConfig, folder: Path) -> None:
     """Write and print the report; exit with 1 when a run failed."""
     close_display()
+    marker = check_study(folder, load_study([folder]).complete)
+    if marker and marker["differ"]:
+        print(f"nondet: the marker contradicts itself: {marker}", file=sys.stderr)
     if config.report:
         from nondet.report import write_report
         from nondet.report.terminal import print_report

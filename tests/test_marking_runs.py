@@ -15,7 +15,7 @@ import pytest
 from nondet.mark import main, mark_run
 from nondet.marking import Answered, Mark, Outcome, get_marker, mark_table
 from nondet.marking.passk import mean_pass_at_k, pass_at_k
-from nondet.marking.repeat import repeatability, study_repeatability
+from nondet.marking.repeat import check_study, repeatability, study_repeatability
 from nondet.runs import MARK_SCHEMA, RESPONSE_SCHEMA, TOKENS_SCHEMA, RunWriter, read_run
 from nondet.settings import SettingError, TaskSetting
 from nondet.tasks import Item, Task, load_task
@@ -186,7 +186,14 @@ def test_repeatability_finds_a_marker_that_depends_on_the_order() -> None:
 
 def test_repeatability_of_stored_runs(tmp_path: Path) -> None:
     folder = stored_run(tmp_path / "r1", tmp_path / "items.jsonl")
-    assert study_repeatability([read_run(folder)]) == (50, 0)
+    run = read_run(folder)
+    assert study_repeatability([run]) == (50, 0)
+    (tmp_path / "study.json").write_text('{"name": "s"}')
+    version = get_marker("integer").version
+    entry = {"name": "integer", "version": version, "compared": 50, "differ": 0}
+    assert check_study(tmp_path, [run]) == entry
+    assert json.loads((tmp_path / "study.json").read_text()) == {"name": "s", "marker": entry}
+    assert check_study(tmp_path, []) is None
     good = read_run(folder).table()
     column = good.schema.get_field_index("outcome")
     spoiled = good.set_column(column, "outcome", pa.array(["wrong"] * len(good)))

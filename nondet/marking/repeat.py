@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from nondet.marking.base import Answered, Mark, Marker
 from nondet.marking.registry import get_marker
-from nondet.runs import Run
+from nondet.runs import Run, write_json
 from nondet.settings import TaskSetting
 from nondet.tasks import load_task
 
@@ -70,3 +72,25 @@ def study_repeatability(runs: Sequence[Run], minimum: int = MINIMUM) -> tuple[in
             answers.append(answered)
             known[key_of(answered)] = Mark(row["outcome"], row["answer"], row["marking_note"])
     return repeatability(get_marker(task.marker), answers, minimum, known)
+
+
+def check_study(folder: Path, runs: Sequence[Run]) -> dict[str, object] | None:
+    """Check the marker on all texts of a study and enter the result in its study.json.
+
+    The entry ``marker`` holds name, version, compared and differ. None, and no entry, where
+    there is nothing to mark. Raises SettingError as ``study_repeatability``.
+    """
+    compared, differ = study_repeatability(runs)
+    if not compared:
+        return None
+    stored = runs[0].record["task"]
+    found: dict[str, object] = {
+        "name": stored["marker"],
+        "version": get_marker(stored["marker"]).version,
+        "compared": compared,
+        "differ": differ,
+    }
+    listed = folder / "study.json"
+    record = json.loads(listed.read_text()) if listed.exists() else {}
+    write_json(listed, {**record, "marker": found})
+    return found

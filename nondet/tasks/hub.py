@@ -7,8 +7,9 @@ set's own columns; then no network is touched. Without it the rows come from the
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,26 +87,30 @@ def hub_rows(options: Mapping[str, Scalar], data: HubData) -> tuple[list[dict[st
     import datasets
 
     name, revision = str(options.get("hub") or data.id), options.get("revision")
-    commit = resolve(name, str(revision) if revision else None, data)
-    with _quiet():
+    commit, online = resolve(name, str(revision) if revision else None, data)
+    with _quiet(), _offline(not online):
         try:
             loaded = datasets.load_dataset(name, data.config, split=data.split, revision=commit)
         except Exception as error:  # datasets raises what its readers, the network and disk raise
             raise unreachable(name, data, error) from error
-    return loaded.to_list(), f"{name}@{commit or 'cache'}:{data.split}"
+    return loaded.to_list(), f"{name}@{commit}:{data.split}"
 
 
-def resolve(name: str, revision: str | None, data: HubData) -> str | None:
-    """The commit that a revision means now. Raises SettingError when the Hub does not say."""
+def resolve(name: str, revision: str | None, data: HubData) -> tuple[str, bool]:
+    """The commit that a revision means now, and whether the Hub was there to say so.
+
+    A commit needs no Hub: its cache may hold it. Raises SettingError for anything else that the
+    Hub does not resolve.
+    """
     from huggingface_hub import HfApi
 
     try:
         info = HfApi().dataset_info(name, revision=revision, timeout=_TIMEOUT_S)
     except Exception as error:  # network, authorisation, no such id: the user acts alike
         if revision is not None and len(revision) == 40:
-            return revision  # a commit needs no resolving; the cache may have it
+            return revision, False
         raise unreachable(name, data, error) from error
-    return str(info.sha)
+    return str(info.sha), True
 
 
 def unreachable(name: str, data: HubData, error: Exception) -> SettingError:
@@ -117,6 +122,19 @@ def unreachable(name: str, data: HubData, error: Exception) -> SettingError:
         f"the Hub ({kind}); for a copy in the Hub's cache give task.revision= its 40-digit commit"
     )
     return SettingError("task.path", None, valid)
+
+
+@contextlib.contextmanager
+def _offline(wanted: bool) -> Iterator[None]:
+    """Inside, datasets looks into its cache alone, without trying the network again and again."""
+    import datasets
+
+    before = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = before or wanted
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
 
 
 class _quiet:

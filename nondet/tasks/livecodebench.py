@@ -67,9 +67,14 @@ def _download(setting: TaskSetting, names: list[str]) -> tuple[list[Path], str]:
     from huggingface_hub import hf_hub_download
 
     hub, revision = str(setting.options.get("hub") or DATA.id), setting.options.get("revision")
-    commit = resolve(hub, str(revision) if revision else None, DATA)
+    commit, online = resolve(hub, str(revision) if revision else None, DATA)
     try:
-        paths = [hf_hub_download(hub, name, repo_type="dataset", revision=commit) for name in names]
+        paths = [
+            hf_hub_download(
+                hub, name, repo_type="dataset", revision=commit, local_files_only=not online
+            )
+            for name in names
+        ]
     except Exception as error:  # network, authorisation, no such file: the user acts alike
         raise unreachable(hub, DATA, error) from error
     return [Path(path) for path in paths], f"{hub}@{commit}:{'+'.join(names)}"
