@@ -4,11 +4,11 @@
 
 Greedy generation of the default model, 32 tokens for 8 prompts, in waves of 1, 2, 4 and 8. Both
 arms take turns in one process (A B B A ...), each once before the clock starts. ``ratio`` is the
-median over rounds of the seconds of one round's invariant arm over its default arm; ``cpu_ratio`` the same
-of processor seconds, which other work on the machine moves less. With more threads than free cores neither means much: threads wait for each other.
-``--random`` takes random weights of the same shapes, for machines without the model (``weights``
-says which). ``differing`` counts the prompts
-whose tokens or logits are not those of waves of 1. ``load`` is the machine's load average.
+median over rounds of the seconds of one round's invariant arm over its default arm; ``cpu_ratio``
+the same of processor seconds, which other work on the machine moves less. With more threads than
+free cores neither means much: threads wait for each other. ``--random`` takes random weights of the
+same shapes, for machines without the model (``weights`` says which). ``differing`` counts the
+prompts whose tokens or logits are not those of waves of 1. ``load`` is the machine's load average.
 Writes results/bench/invariant_cpu.csv.
 """
 
