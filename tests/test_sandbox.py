@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from nondet.marking.jail.server import End, classify
+from nondet.marking.jail.watch import End, classify
 from nondet.marking.sandbox import LEVELS, VERDICTS, Limits, Sandbox, SandboxError
 
 SECRET = "hunter2-5f1c"
@@ -167,7 +167,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
         "import sys\nfor name, module in list(sys.modules.items()):\n"
         "    if name.startswith('jail'):\n"
         "        for key in list(vars(module)):\n"
-        "            if key in ('classify', '_reap', 'run_test'):\n"
+        "            if key in ('classify', 'reap', 'run_test'):\n"
         "                setattr(module, key, lambda *a: 'pass')\n"
         + body("return 'x'"),
         "wrong",
@@ -354,6 +354,14 @@ def test_bubblewrap_comes_first_where_it_is_installed() -> None:
     if shutil.which("bwrap") is None:
         with pytest.raises(SandboxError, match="bwrap is not installed"):
             Sandbox(LIMITS, "bubblewrap")
+
+
+def test_without_a_safe_level_no_program_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sandbox, "_start", lambda _self, level: f"{level} is missing")
+    with pytest.raises(SandboxError) as caught:
+        Sandbox(LIMITS)
+    assert "landlock is missing" in str(caught.value)
+    assert "limits" not in str(caught.value)
 
 
 def test_a_dead_server_is_an_error_once_and_then_replaced() -> None:

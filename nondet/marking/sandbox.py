@@ -7,7 +7,10 @@ best first; ``Sandbox.describe`` says what is in force:
     namespaces   own mounts, network, IPC and host name: a root with nothing but Python in it
     landlock     file rules and the system-call filter, where namespaces are not allowed; the
                  folder is on disk then, and only the size of each file is bounded
-    limits       limits of resources alone: not safe for programs nobody has read
+    limits       limits of resources alone: not safe for programs nobody has read, and therefore
+                 never chosen unless it is asked for by name
+
+Linux only. Where no level works, programs are not run and their mark is ``marker_error``.
 
 In the first three every program also has the system-call filter (``jail.seccomp``: no sockets,
 no new processes, no signals to others), so that one process is all there is to count and to kill.
@@ -73,8 +76,8 @@ class Verdict:
 class Sandbox:
     """Runs one test after another. Use as a context, or call ``close``; not thread safe.
 
-    level: one of LEVELS, or None for the best that works here. Raises SandboxError when the
-    level asked for does not work here.
+    level: one of LEVELS, or None for the best safe one that works here. Raises SandboxError when
+    the level asked for, or none, works here.
     """
 
     def __init__(self, limits: Limits | None = None, level: str | None = None) -> None:
@@ -138,12 +141,12 @@ class Sandbox:
         if level is not None and level not in LEVELS:
             raise SandboxError(f"sandbox={level}: must be one of {', '.join(LEVELS)}")
         failures = []
-        for name in (level,) if level else LEVELS:
+        for name in (level,) if level else LEVELS[:3]:
             failure = self._start(name)
             if failure is None:
                 return name
             failures.append(f"{name}: {failure}")
-        raise SandboxError("; ".join(failures))
+        raise SandboxError("no sandbox here: " + "; ".join(failures))
 
     def _start(self, level: str) -> str | None:
         """Start a server at a level; why it cannot be, or None."""

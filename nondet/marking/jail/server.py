@@ -3,10 +3,6 @@
 It reads requests from standard input and writes verdicts to standard output (``wire``). It never
 sees an expected output: the text of a test is read from the request pipe by the test process
 itself, after the program under test was forked, so nothing of it is in the program's memory.
-
-CPU time is read from the kernel's accounting of the dead process. Waiting is idle time: wall time
-in which the processes neither ran nor stood in the queue for a processor. Neither depends on
-what else the machine does.
 """
 
 from __future__ import annotations
@@ -16,15 +12,14 @@ import contextlib
 import os
 import random
 import resource
-import select
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from . import child, confine, seccomp, wire
+from .watch import Watch, classify, reap
 
 # Imported before the first fork, so that no program pays for them.
 PRELOADED = (
@@ -32,14 +27,13 @@ PRELOADED = (
     "operator decimal fractions statistics datetime dataclasses enum hashlib io array queue "
     "threading time abc numbers textwrap contextlib traceback"
 )
-_TICK_S = 0.02
 
 
 class Server:
     """One confined place; ``level`` says by what (``begin``)."""
 
     def __init__(self, box: str, proc: int, needed: dict[str, bool]) -> None:
-        self.box, self.proc, self.needed = box, proc, needed
+        self.box, self.watch, self.needed = box, Watch(proc), needed
         self.count = 0
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +74,7 @@ class Server:
         pid = self._fork(folder, request["limits"], {stdin: 0, stdout: 1, os_null(): 2})
         if pid == 0:
             child.run_script(request["code"])
-        verdict, note = classify(self._wait(pid, request["limits"]), request["limits"])
+        verdict, note = classify(self.watch.wait(pid, request["limits"]), request["limits"])
         size = os.fstat(stdout).st_size
         if verdict == "ok" and size >= request["limits"]["file_bytes"]:
             verdict, note = "wrong", "output above the limit"
@@ -101,96 +95,20 @@ class Server:
         for handle in (*ask, *answer, report[1]):
             os.close(handle)
         try:
-            test_end = self._wait(tester, limits, beside=(tested,))
+            test_end = self.watch.wait(tester, limits, beside=(tested,))
             said = _said(report[0])
         finally:
             os.close(report[0])
         if said != "gone":
-            end = _reap(tested, killed=True)
+            end = reap(tested, killed=True)
             if test_end.idle:
                 return _verdict("cpu_limit", "waited too long", stale=True)
             if said is None or classify(end, limits)[0] == "unconfined":
                 kind = classify(test_end, limits)[0]
                 return _verdict("wrong", f"the test could not go on: {kind}", stale=True)
             return _verdict(said)
-        verdict, note = classify(self._wait(tested, limits), limits)
+        verdict, note = classify(self.watch.wait(tested, limits), limits)
         return _verdict("error", "ended early") if verdict == "ok" else _verdict(verdict, note)
-
-    def _wait(self, pid: int, limits: dict[str, int], beside: tuple[int, ...] = ()) -> End:
-        """Wait for a process; kill it when it and those ``beside`` it are idle too long."""
-        watch = os.pidfd_open(pid)
-        pids = (pid, *beside)
-        idle, before, active = 0.0, time.monotonic(), self._active(pids)
-        try:
-            while idle <= limits["idle_s"]:
-                if select.select([watch], [], [], _TICK_S)[0]:
-                    return _reap(pid, killed=False)
-                now, done = time.monotonic(), self._active(pids)
-                idle += max(0.0, (now - before) - max(0.0, done - active))
-                before, active = now, done
-            return _reap(pid, killed=True, idle=True)
-        finally:
-            os.close(watch)
-
-    def _active(self, pids: tuple[int, ...]) -> float:
-        """Seconds the processes' threads have run or waited for a processor, together."""
-        total = 0
-        for pid in pids:
-            with contextlib.suppress(OSError, ValueError):
-                tasks = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc)
-                try:
-                    total += sum(_schedstat(tasks, name) for name in os.listdir(tasks))
-                finally:
-                    os.close(tasks)
-        return total / 1e9
-
-
-def _schedstat(tasks: int, name: str) -> int:
-    try:
-        handle = os.open(f"{name}/schedstat", os.O_RDONLY, dir_fd=tasks)
-    except OSError:
-        return 0
-    try:
-        ran, queued = os.read(handle, 100).split()[:2]
-        return int(ran) + int(queued)
-    finally:
-        os.close(handle)
-
-
-class End:
-    """How a process ended: wait status, CPU seconds, killed by the server, idle too long."""
-
-    def __init__(self, status: int, cpu_s: float, killed: bool, idle: bool) -> None:
-        self.status, self.cpu_s, self.killed, self.idle = status, cpu_s, killed, idle
-
-
-def _reap(pid: int, killed: bool, idle: bool = False) -> End:
-    """Kill the process and its group, then collect it."""
-    for kill, target in ((os.killpg, pid), (os.kill, pid)):
-        with contextlib.suppress(OSError):
-            kill(target, signal.SIGKILL)
-    _, status, used = os.wait4(pid, 0)
-    return End(status, used.ru_utime + used.ru_stime, killed, idle)
-
-
-def classify(end: End, limits: dict[str, int]) -> tuple[str, str]:
-    """Verdict and note of an ended process; ``ok`` when it ended by itself without complaint."""
-    if end.idle:
-        return "cpu_limit", "waited too long"
-    if end.cpu_s >= limits["cpu_s"]:
-        return "cpu_limit", ""
-    if os.WIFSIGNALED(end.status):
-        number = os.WTERMSIG(end.status)
-        if end.killed and number == signal.SIGKILL:
-            return "ok", ""
-        if number == signal.SIGXCPU:
-            return "cpu_limit", ""
-        return "crash", signal.Signals(number).name
-    code = os.WEXITSTATUS(end.status)
-    names = {child.EXIT_OK: "ok", child.EXIT_MEMORY: "memory_limit"}
-    if code == child.EXIT_UNCONFINED:
-        return "unconfined", ""
-    return names.get(code, "error"), ""
 
 
 def _verdict(verdict: str, note: str = "", stale: bool = False) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""How a process ended, by accounts of the kernel that do not depend on what else runs.
+
+CPU time is read when the dead process is collected. Waiting is idle time: wall time in which the
+processes watched neither ran nor stood in the queue for a processor (/proc/PID/schedstat).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+
+from . import child
+
+_TICK_S = 0.02
+
+
+class End:
+    """How a process ended: wait status, CPU seconds, killed by the server, idle too long."""
+
+    def __init__(self, status: int, cpu_s: float, killed: bool, idle: bool) -> None:
+        self.status, self.cpu_s, self.killed, self.idle = status, cpu_s, killed, idle
+
+
+def classify(end: End, limits: dict[str, int]) -> tuple[str, str]:
+    """Verdict and note of an ended process; ``ok`` when it ended by itself without complaint."""
+    if end.idle:
+        return "cpu_limit", "waited too long"
+    if end.cpu_s >= limits["cpu_s"]:
+        return "cpu_limit", ""
+    if os.WIFSIGNALED(end.status):
+        number = os.WTERMSIG(end.status)
+        if end.killed and number == signal.SIGKILL:
+            return "ok", ""
+        if number == signal.SIGXCPU:
+            return "cpu_limit", ""
+        return "crash", signal.Signals(number).name
+    code = os.WEXITSTATUS(end.status)
+    names = {child.EXIT_OK: "ok", child.EXIT_MEMORY: "memory_limit"}
+    if code == child.EXIT_UNCONFINED:
+        return "unconfined", ""
+    return names.get(code, "error"), ""
+
+
+class Watch:
+    """Waits for processes; ``proc`` is a handle of /proc."""
+
+    def __init__(self, proc: int) -> None:
+        self.proc = proc
+
+    def wait(self, pid: int, limits: dict[str, int], beside: tuple[int, ...] = ()) -> End:
+        """Wait for a process; kill it when it and those ``beside`` it are idle too long."""
+        watch = os.pidfd_open(pid)
+        pids = (pid, *beside)
+        idle, before, active = 0.0, time.monotonic(), self._active(pids)
+        try:
+            while idle <= limits["idle_s"]:
+                if select.select([watch], [], [], _TICK_S)[0]:
+                    return reap(pid, killed=False)
+                now, done = time.monotonic(), self._active(pids)
+                idle += max(0.0, (now - before) - max(0.0, done - active))
+                before, active = now, done
+            return reap(pid, killed=True, idle=True)
+        finally:
+            os.close(watch)
+
+    def _active(self, pids: tuple[int, ...]) -> float:
+        """Seconds the processes' threads have run or waited for a processor, together."""
+        total = 0
+        for pid in pids:
+            with contextlib.suppress(OSError, ValueError):
+                tasks = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc)
+                try:
+                    total += sum(_schedstat(tasks, name) for name in os.listdir(tasks))
+                finally:
+                    os.close(tasks)
+        return total / 1e9
+
+
+def _schedstat(tasks: int, name: str) -> int:
+    try:
+        handle = os.open(f"{name}/schedstat", os.O_RDONLY, dir_fd=tasks)
+    except OSError:
+        return 0
+    try:
+        ran, queued = os.read(handle, 100).split()[:2]
+        return int(ran) + int(queued)
+    finally:
+        os.close(handle)
+
+
+def reap(pid: int, killed: bool, idle: bool = False) -> End:
+    """Kill the process and its group, then collect it."""
+    for kill, target in ((os.killpg, pid), (os.kill, pid)):
+        with contextlib.suppress(OSError):
+            kill(target, signal.SIGKILL)
+    _, status, used = os.wait4(pid, 0)
+    return End(status, used.ru_utime + used.ru_stime, killed, idle)
