@@ -156,8 +156,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
               causal: bool) -> Tensor:  # fmt: skip
     """Attention with the masks that decoders make: causal, left padding, a cache with a free end.
 
-    Other masks take products and a softmax over all keys: independent of neighbours, though not of
-    the number of padded keys.
+    Other masks (a sliding window over several queries, a bias) take products and a softmax over all
+    keys: independent of neighbours, though not of the number of padded keys.
     """
     kernel = _kernels().attention.attention
     if mask is None:
@@ -166,39 +166,46 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
     found = _bounds(mask, q.shape[0], q.shape[2], k.shape[2])
     if found is None or v.shape[-1] != q.shape[-1]:
         return _general(q, k, v, mask, scale)
-    start, end = found
+    start, end, plain = found
     out: Tensor = kernel(
         q, k, v, causal=True, scale=scale, key_start=start, key_end=end, allow_tf32=_tf32()
     )
-    return out
+    if plain is None:
+        return out
+    # Each sequence by the kind of its own mask: a neighbour's must not choose for it.
+    return torch.where(plain[:, None, None, None], out, _general(q, k, v, mask, scale))
 
 
-_known: list[tuple[weakref.ref[Tensor], tuple[int, int, int], tuple[Tensor, Tensor] | None]] = []
+Bounds = tuple[Tensor, Tensor, Tensor | None]
+_known: list[tuple[weakref.ref[Tensor], tuple[int, int, int], Bounds | None]] = []
 
 
-def _bounds(mask: Tensor, batch: int, queries: int,
-            keys: int) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-    """First key and number of keys of each sequence; None if the mask is of another kind.
+def _bounds(mask: Tensor, batch: int, queries: int, keys: int) -> Bounds | None:
+    """First key and number of keys of each sequence, and which of them have a plain mask.
 
-    Found once a forward pass. Inside a CUDA graph's capture the kind cannot be read back: run the
-    same kind of mask once before, as every capture does to warm up.
+    The third is None where all are plain; the whole is None for a bias or masks of each head.
+    Found once a forward pass. Inside a CUDA graph's capture the kind cannot be read back and plain
+    masks are taken for granted: run once before, as every capture does to warm up.
     """
     shape = (batch, queries, keys)
     if _known and _known[0][0]() is mask and _known[0][1] == shape:
         return _known[0][2]
-    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    seen = seen[(None,) * (4 - seen.dim())][:, 0].expand(batch, queries, keys)
+    whole = mask[(None,) * (4 - mask.dim())][:, 0].expand(batch, queries, keys)
+    seen = whole if mask.dtype == torch.bool else whole > torch.finfo(mask.dtype).min / 2
     last = seen[:, -1]
     place = torch.arange(keys, device=mask.device, dtype=torch.int32)
     end = torch.where(last, place + 1, 0).amax(-1).to(torch.int32)
     start = torch.where(seen.any(1), place, keys).amin(-1).to(torch.int32)
-    found: tuple[Tensor, Tensor] | None = (start, end)
-    if not torch.cuda.is_current_stream_capturing():
+    found: Bounds | None = (start, end, None)
+    if not (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
         until = end[:, None] - torch.arange(queries - 1, -1, -1, device=mask.device)
         wanted = (place >= start[:, None, None]) & (place < until[:, :, None])
-        additive = mask.dtype != torch.bool and bool((seen & (mask != 0).view(seen.shape)).any())
-        if additive or (mask.dim() > 2 and mask.shape[-3] > 1) or not torch.equal(seen, wanted):
+        plain = (seen == wanted).flatten(1).all(1)
+        biased = mask.dtype != torch.bool and bool((seen & (whole != 0)).any())
+        if biased or (mask.dim() > 2 and mask.shape[-3] > 1):
             found = None
+        elif not bool(plain.all()):
+            found = (start, end, plain)
     _known[:] = [(weakref.ref(mask), shape, found)]
     return found
 

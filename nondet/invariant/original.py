@@ -15,7 +15,12 @@ def original(name: str, key: str = "CPU") -> Callable[..., Any]:
 
     Must be asked for once before the operation is replaced (``tables`` of this package do it when
     they are built), because the dispatcher hands out whatever is registered at that time.
+
+    Raises:
+        RuntimeError: this torch cannot hand out its kernels.
     """
+    if not hasattr(torch.library, "get_kernel"):
+        raise RuntimeError(f"kernels=invariant needs a newer torch than {torch.__version__}")
     kernel = torch.library.get_kernel(f"aten::{name}", key)
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
