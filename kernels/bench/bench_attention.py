@@ -76,14 +76,15 @@ VARIANTS = [
     (split, block, shape)
     for split in (256, 512, 1024)
     for block, shape in [
-        (64, (16, 4, 3, True)), (64, (16, 4, 2, True)), (64, (16, 4, 4, True)),
-        (128, (16, 4, 2, True)), (64, (16, 4, 3, False)), (64, (128, 8, 3, False)),
-        (64, (128, 8, 2, False)), (64, (64, 4, 3, False)), (128, (128, 8, 2, False)),
+        (64, (16, 4, 3)), (64, (16, 4, 2)), (64, (16, 2, 3)), (128, (16, 4, 2)), (128, (16, 8, 2)),
+        (64, (16, 4, 4)), (64, (128, 8, 3)), (64, (128, 8, 2)), (64, (64, 4, 3)), (128, (128, 8, 2)),
+        (32, (16, 4, 4)), (64, (128, 8, 4)),
     ]
 ]  # fmt: skip
+"""(SPLIT, BLOCK, (rows of a tile, warps, stages))"""
 
 
-def set_variant(variant: tuple[int, int, tuple[int, int, int, bool]]) -> None:
+def set_variant(variant: tuple[int, int, tuple[int, int, int]]) -> None:
     at.SPLIT, at.BLOCK = variant[0], variant[1]
     at.shape_of = lambda rows, width, size: variant[2]
 

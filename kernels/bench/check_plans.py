@@ -24,7 +24,7 @@ def candidates(dtype: torch.dtype, s: int) -> list[Plan]:
     """Plans that differ in everything but the number of slices."""
     modes = ["whole"] if s == 1 else ["parallel", "walk"]
     if dtype == torch.float32:
-        tiles = [(16, 32, 32, 4, 3), (64, 64, 32, 8, 2), (32, 32, 32, 4, 2), (64, 32, 32, 4, 1)]
+        tiles = [(16, 32, 16, 4, 3), (64, 64, 16, 8, 2), (32, 32, 16, 4, 2), (64, 32, 16, 4, 1)]
         return [Plan("tile", m, *t, swap) for t in tiles for m in modes for swap in (False, True)]
     tiles = [(16, 64, 128, 4, 4), (16, 32, 64, 4, 3), (16, 16, 32, 2, 3), (32, 128, 64, 8, 3),
              (64, 64, 64, 4, 4), (64, 128, 128, 4, 3), (128, 64, 16, 4, 3)]  # fmt: skip

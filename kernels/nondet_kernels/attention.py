@@ -127,10 +127,10 @@ def _launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
     group, width = q.shape[1] // heads, q.shape[3]
     padded = max(16, next_power_of_2(width))
     splits = cdiv(max_k, SPLIT)
-    bm, warps, stages, across = shape_of(max_q * group, padded, q.element_size())
+    bm, warps, stages = shape_of(max_q * group, padded, q.element_size())
     tiles = cdiv(max_q * group, bm)
     if parallel is None:
-        parallel = splits > 1 and bm <= 64 and tiles * heads * count < 2 * processors(q.device)
+        parallel = splits > 1 and bm == 16 and tiles * heads * count < 2 * processors(q.device)
     work, counters = o, o
     if parallel:
         groups = count * heads * tiles
@@ -142,7 +142,7 @@ def _launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
     constants = dict(
         D=width, DP=padded, DOT=_DOT[q.dtype], BM=bm, BN=BLOCK if q.element_size() == 2 else BLOCK // 2,
         SPLIT=SPLIT, CAUSAL=causal, WINDOW=window is not None, VARLEN=cu_q is not None,
-        START=first is not None, END=end is not None, PARALLEL=parallel, ACROSS=across,
+        START=first is not None, END=end is not None, PARALLEL=parallel,
         PRECISION="tf32" if tf32 else "ieee")  # fmt: skip
     options = dict(num_warps=warps, num_stages=stages, enable_fp_fusion=False)
     grid = (tiles, heads, count * splits if parallel else count)
@@ -154,15 +154,12 @@ _DOT: dict[torch.dtype, Any] = {} if tl is None else {
 }  # fmt: skip
 
 
-def shape_of(rows: int, width: int, size: int) -> tuple[int, int, int, bool]:
-    """Rows of a tile, warps, stages and orientation for a sequence's (query, head) rows.
-
-    Never changes a bit.
-    """
+def shape_of(rows: int, width: int, size: int) -> tuple[int, int, int]:
+    """Rows of a tile, warps and stages for a sequence's (query, head) rows; never changes a bit."""
     if size == 4:
-        return (16, 4, 1, False) if rows <= 16 else (32, 8, 1, False)
+        return (16, 4, 1) if rows <= 16 else (32, 8, 1)
     if rows <= 64:
-        return max(16, next_power_of_2(rows)), 4, 3 if width <= 128 else 2, True
+        return 16, 4, 3 if width <= 128 else 2
     if width > 128:
-        return 64, 8, 2, False
-    return (64, 4, 3, False) if width <= 64 else (128, 8, 3, False)
+        return 64, 8, 2
+    return (64, 4, 3) if width <= 64 else (128, 8, 3)

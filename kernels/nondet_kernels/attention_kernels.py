@@ -1,9 +1,4 @@
-"""The Triton kernel behind attention: keys in blocks and splits at fixed positions.
-
-Two orientations give the same bits. "Rows first" computes scores (rows, keys), the usual way, for
-many queries. ACROSS computes them transposed, (keys, rows): keys and values are then the left
-operands of the tensor cores, read straight from shared memory, and few queries waste nothing.
-"""
+"""The Triton kernel behind attention: keys in blocks and splits at fixed positions."""
 
 from __future__ import annotations
 
@@ -11,27 +6,14 @@ from .support import divide, far_sum, jit, jit_free, power_of_two, tl
 
 
 @jit
-def spread(x, ACROSS: tl.constexpr):
-    """A vector over rows as a column, or as a line if ACROSS."""
-    if ACROSS:
-        y = x[None, :]
-    else:
-        y = x[:, None]
-    return y
-
-
-@jit
 def blocks(q, m, l, acc, k_ptr, v_ptr, lo, hi, first, last, factor, stride_kl, stride_vl,
            D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr, BN: tl.constexpr,
-           MASKED: tl.constexpr, ACROSS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+           MASKED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Accumulate keys lo <= j < hi (lo a multiple of BN); row r sees first[r] <= j < last[r]."""
     n, d = tl.arange(0, BN), tl.arange(0, DP)
     v_at = n[:, None] * stride_vl + d[None, :]
     v_in, v_wide = n[:, None], d[None, :] < D
-    if ACROSS:
-        k_at, k_in, k_wide = n[:, None] * stride_kl + d[None, :], n[:, None], d[None, :] < D
-    else:
-        k_at, k_in, k_wide = n[None, :] * stride_kl + d[:, None], n[None, :], d[:, None] < D
+    k_at, k_in, k_wide = n[None, :] * stride_kl + d[:, None], n[None, :], d[:, None] < D
     for base in range(lo, hi, BN):
         k_block = k_ptr + tl.cast(base, tl.int64) * stride_kl + k_at
         v_block = v_ptr + tl.cast(base, tl.int64) * stride_vl + v_at
@@ -44,64 +26,58 @@ def blocks(q, m, l, acc, k_ptr, v_ptr, lo, hi, first, last, factor, stride_kl, s
         else:
             k = tl.load(k_block, mask=k_wide, other=0.0)
             v = tl.load(v_block, mask=v_wide, other=0.0)
-        if ACROSS:
-            s = tl.dot(k, q, input_precision=PRECISION)
-        else:
-            s = tl.dot(q, k, input_precision=PRECISION)
+        s = tl.dot(q, k, input_precision=PRECISION)
         if MASKED:
             key = base + k_in
-            seen = (key >= spread(first, ACROSS)) & (key < spread(last, ACROSS))
+            seen = (key >= first[:, None]) & (key < last[:, None])
             s = tl.where(seen, s, float("-inf"))
-        new = tl.maximum(m, tl.ceil(tl.max(s, axis=0 if ACROSS else 1) * factor))
+        new = tl.maximum(m, tl.ceil(tl.max(s, axis=1) * factor))
         safe = tl.where(new == float("-inf"), 0.0, new)
         scale = tl.full(s.shape, factor, tl.float32)
-        p = tl.exp2(tl.fma(s, scale, tl.broadcast_to(spread(-safe, ACROSS), s.shape)))
+        p = tl.exp2(tl.fma(s, scale, tl.broadcast_to(-safe[:, None], s.shape)))
         shrink = power_of_two(m - safe)
         # The weights as the product will see them: their rounding then cancels in the quotient.
         p = p.to(DOT)
-        l = l * shrink + far_sum(p.to(tl.float32), 0 if ACROSS else 1)
-        acc = acc * spread(shrink, ACROSS)
-        if ACROSS:
-            acc = tl.dot(tl.trans(v), p, acc, input_precision=PRECISION)
-        else:
-            acc = tl.dot(p, v, acc, input_precision=PRECISION)
+        l = l * shrink + far_sum(p.to(tl.float32))
+        acc = acc * shrink[:, None]
+        acc = tl.dot(p, v, acc, input_precision=PRECISION)
         m = new
     return m, l, acc
 
 
 @jit
-def merge(m, l, acc, m2, l2, acc2, ACROSS: tl.constexpr):
+def merge(m, l, acc, m2, l2, acc2):
     """Add the next split's sums; every factor is a power of two, so only the additions round."""
     new = tl.maximum(m, m2)
     safe = tl.where(new == float("-inf"), 0.0, new)
     a, b = power_of_two(m - safe), power_of_two(m2 - safe)
-    return new, l * a + l2 * b, acc * spread(a, ACROSS) + acc2 * spread(b, ACROSS)
+    return new, l * a + l2 * b, acc * a[:, None] + acc2 * b[:, None]
 
 
 @jit
-def nothing(BM: tl.constexpr, DP: tl.constexpr, ACROSS: tl.constexpr):
+def nothing(BM: tl.constexpr, DP: tl.constexpr):
     """(maximum, sum, accumulator) before any key."""
     m = tl.full((BM,), float("-inf"), tl.float32)
     l = tl.zeros((BM,), dtype=tl.float32)
-    return m, l, tl.zeros((DP, BM) if ACROSS else (BM, DP), dtype=tl.float32)
+    return m, l, tl.zeros((BM, DP), dtype=tl.float32)
 
 
 @jit
 def one_split(q, k_ptr, v_ptr, s, keys, full, first, last, low, factor, stride_kl, stride_vl,
               BM: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
               BN: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
-              ACROSS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+              PRECISION: tl.constexpr):  # fmt: skip
     """Sums of split s: first the blocks that all rows see whole, then the others."""
-    m, l, acc = nothing(BM, DP, ACROSS)
+    m, l, acc = nothing(BM, DP)
     lo = tl.maximum(s * SPLIT, low // BN * BN)
     hi = tl.minimum(s * SPLIT + SPLIT, keys)
     middle = lo
     if not WINDOW:
         middle = tl.maximum(tl.minimum(hi, full) // BN * BN, lo)
         m, l, acc = blocks(q, m, l, acc, k_ptr, v_ptr, lo, middle, first, last, factor, stride_kl,
-                           stride_vl, D, DP, DOT, BN, False, ACROSS, PRECISION)  # fmt: skip
+                           stride_vl, D, DP, DOT, BN, False, PRECISION)  # fmt: skip
     return blocks(q, m, l, acc, k_ptr, v_ptr, middle, hi, first, last, factor, stride_kl,
-                  stride_vl, D, DP, DOT, BN, True, ACROSS, PRECISION)  # fmt: skip
+                  stride_vl, D, DP, DOT, BN, True, PRECISION)  # fmt: skip
 
 
 @jit_free("LQ", "LK", "NSPLITS", "window", "G")
@@ -112,8 +88,7 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, o_ptr, ws_ptr, counter_ptr, cu_q, cu_k
                      D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr, BM: tl.constexpr,
                      BN: tl.constexpr, SPLIT: tl.constexpr, CAUSAL: tl.constexpr,
                      WINDOW: tl.constexpr, VARLEN: tl.constexpr, START: tl.constexpr,
-                     END: tl.constexpr, PARALLEL: tl.constexpr, ACROSS: tl.constexpr,
-                     PRECISION: tl.constexpr):  # fmt: skip
+                     END: tl.constexpr, PARALLEL: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Rows of a tile are (query, head of the group) pairs that share a key head.
 
     Grid (row tiles, key heads, sequences, times splits if PARALLEL).
@@ -163,27 +138,23 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, o_ptr, ws_ptr, counter_ptr, cu_q, cu_k
     full = tl.min(tl.where(real, last, 2147483647), axis=0)
     low = tl.min(tl.where(real, first, 2147483647), axis=0)
     d = tl.arange(0, DP)
-    if ACROSS:
-        at, head_at, d_at, r_at = query[None, :].to(tl.int64), member[None, :], d[:, None], r[None, :]
-    else:
-        at, head_at, d_at, r_at = query[:, None].to(tl.int64), member[:, None], d[None, :], r[:, None]
-    mask = spread(real, ACROSS) & (d_at < D)
-    q = tl.load(q_ptr + at * stride_ql + head_at * stride_qh + d_at, mask=mask, other=0.0)
-    out = o_ptr + at * stride_ol + head_at * stride_oh + d_at
+    at, mask = query[:, None].to(tl.int64), real[:, None] & (d[None, :] < D)
+    q_at = at * stride_ql + member[:, None] * stride_qh + d[None, :]
+    q = tl.load(q_ptr + q_at, mask=mask, other=0.0)
+    out = o_ptr + at * stride_ol + member[:, None] * stride_oh + d[None, :]
     s_lo = tl.minimum(low, top) // SPLIT
     s_hi = tl.maximum(tl.cdiv(top, SPLIT), s_lo + 1)
-    m, l, acc = nothing(BM, DP, ACROSS)
+    m, l, acc = nothing(BM, DP)
     if PARALLEL:
         s = tl.program_id(2) % NSPLITS
         if (s < s_lo) | (s >= s_hi):
             return
         m2, l2, acc2 = one_split(q, k_ptr, v_ptr, s, top, full, first, last, low, factor, stride_kl,
-                                 stride_vl, BM, D, DP, DOT, BN, SPLIT, WINDOW, ACROSS,
-                                 PRECISION)  # fmt: skip
+                                 stride_vl, BM, D, DP, DOT, BN, SPLIT, WINDOW, PRECISION)  # fmt: skip
         group = (b * tl.num_programs(1) + head) * tl.num_programs(0) + tile
         space = BM * (DP + 2)
         mine = ws_ptr + group * NSPLITS * space
-        cell = 2 * BM + r_at * DP + d_at
+        cell = 2 * BM + r[:, None] * DP + d[None, :]
         tl.store(mine + s * space + r, m2)
         tl.store(mine + s * space + BM + r, l2)
         tl.store(mine + s * space + cell, acc2, mask)
@@ -198,14 +169,14 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, o_ptr, ws_ptr, counter_ptr, cu_q, cu_k
                 m2 = tl.load(part + r, real & here, other=float("-inf"), cache_modifier=".cg")
                 l2 = tl.load(part + BM + r, real & here, other=0.0, cache_modifier=".cg")
                 acc2 = tl.load(part + cell, mask & here, other=0.0, cache_modifier=".cg")
-                m, l, acc = merge(m, l, acc, m2, l2, acc2, ACROSS)
+                m, l, acc = merge(m, l, acc, m2, l2, acc2)
         tl.store(counter_ptr + group, 0)
     else:
         for s in range(s_lo, s_hi):
             m2, l2, acc2 = one_split(q, k_ptr, v_ptr, s, top, full, first, last, low, factor,
                                      stride_kl, stride_vl, BM, D, DP, DOT, BN, SPLIT, WINDOW,
-                                     ACROSS, PRECISION)  # fmt: skip
-            m, l, acc = merge(m, l, acc, m2, l2, acc2, ACROSS)
+                                     PRECISION)  # fmt: skip
+            m, l, acc = merge(m, l, acc, m2, l2, acc2)
     # A row that sees no key is zero, not NaN; and zero has one sign.
-    whole = tl.broadcast_to(spread(tl.where(l == 0.0, 1.0, l), ACROSS), acc.shape)
+    whole = tl.broadcast_to(tl.where(l == 0.0, 1.0, l)[:, None], acc.shape)
     tl.store(out, (divide(acc, whole) + 0.0).to(o_ptr.dtype.element_ty), mask)

@@ -269,7 +269,7 @@ def _captured_counters(device: torch.device, tiles: int) -> torch.Tensor:
     pool, used = _captured.get(device, (None, POOL_INTS))
     if pool is None or used + tiles > POOL_INTS:
         return torch.zeros(tiles, dtype=torch.int32, device=device)
-    _captured[device] = (pool, used + tiles)
+    _captured[device] = (pool, used + 4 * cdiv(tiles, 4))  # Each piece starts on 16 bytes.
     return pool[used : used + tiles]
 
 
@@ -280,15 +280,16 @@ def _tile(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor | N
     parallel = how.mode == "parallel"
     reach = max((how.bm - 1) * abs(a.stride(1)) + (how.bk - 1) * abs(a.stride(2)),
                 (how.bn - 1) * abs(b.stride(2)) + (how.bk - 1) * abs(b.stride(1)))  # fmt: skip
+    blocked = a.element_size() > 2 and not (allow_tf32 and a.dtype == torch.float32)
+    step = 2 * how.bk if blocked else how.bk
     fixed = (m, n, k, count[1], count[0], float(alpha), float(beta),
              *_strides(a), *_strides(b), *_strides(o), *_strides(o if c is None else c))  # fmt: skip
     constants = dict(
         BM=how.bm, BN=how.bn, BK=how.bk, SWAP=how.swap, MODE=how.mode,
-        EVEN_K=k % how.bk == 0 and (count[0] == 1 or count[1] % how.bk == 0),
-        WIDE=reach >= 2**31 - 1, HAS_C=c is not None, PLAIN=alpha == 1 and beta == 1,
+        EVEN_K=k % step == 0 and (count[0] == 1 or count[1] % step == 0), WIDE=reach >= 2**31 - 1, HAS_C=c is not None, PLAIN=alpha == 1 and beta == 1,
         PRECISION="tf32" if allow_tf32 else "ieee",
         ACC=tl.float64 if a.dtype == torch.float64 else tl.float32,
-        BLOCKED=a.element_size() > 2 and not (allow_tf32 and a.dtype == torch.float32))  # fmt: skip
+        BLOCKED=blocked)  # fmt: skip
     options = dict(num_warps=how.warps, num_stages=how.stages)
     for first in range(0, batch, 65535):
         part = slice(first, first + 65535)

@@ -2,7 +2,7 @@
 
 The reduced axis is cut into S slices at multiples of ``KS``, both functions of (N, K) alone. A
 slice is accumulated in FP32 in ascending k; the S partial sums are added in slice order, starting
-from +0. FP32 and FP64 products sum each BLOCK_K by itself before adding it (BLOCKED), because a chain
+from +0. FP32 and FP64 products sum each pair of BLOCK_K by itself before adding it (BLOCKED), because a chain
 of K additions would lose more digits than torch does; their BLOCK_K is part of the order. Which program does which slice, and with what tile, is free: it cannot change a bit.
 """
 
@@ -35,6 +35,26 @@ def grouped(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
 
 
 @jit
+def one_product(x, w, k, left, x_mask, w_mask, acc, SWAP: tl.constexpr, EVEN_K: tl.constexpr,
+                PRECISION: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
+    """acc plus the product of one BLOCK_K, of which ``left`` k are real."""
+    if not EVEN_K:
+        if SWAP:
+            x_mask = x_mask & (k[:, None] < left)
+            w_mask = w_mask & (k[None, :] < left)
+        else:
+            x_mask = x_mask & (k[None, :] < left)
+            w_mask = w_mask & (k[:, None] < left)
+    xt = tl.load(x, mask=x_mask, other=0.0)
+    wt = tl.load(w, mask=w_mask, other=0.0)
+    if SWAP:
+        acc = tl.dot(wt, xt, acc, input_precision=PRECISION, out_dtype=ACC)
+    else:
+        acc = tl.dot(xt, wt, acc, input_precision=PRECISION, out_dtype=ACC)
+    return acc
+
+
+@jit
 def slice_product(a_ptr, b_ptr, m, n, k0, k1, M, N, stride_am, stride_ak, stride_bk, stride_bn,
                   BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SWAP: tl.constexpr,
                   EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
@@ -55,27 +75,23 @@ def slice_product(a_ptr, b_ptr, m, n, k0, k1, M, N, stride_am, stride_ak, stride
         w = b_ptr + k[:, None] * stride_bk + n[None, :] * stride_bn
         x_mask, w_mask = m[:, None] < M, n[None, :] < N
         acc = tl.zeros((BM, BN), dtype=ACC)
-    for base in range(k0, k1, BK):
-        if EVEN_K:
-            xt = tl.load(x, mask=x_mask, other=0.0)
-            wt = tl.load(w, mask=w_mask, other=0.0)
-        elif SWAP:
-            xt = tl.load(x, mask=x_mask & (k[:, None] < k1 - base), other=0.0)
-            wt = tl.load(w, mask=w_mask & (k[None, :] < k1 - base), other=0.0)
-        else:
-            xt = tl.load(x, mask=x_mask & (k[None, :] < k1 - base), other=0.0)
-            wt = tl.load(w, mask=w_mask & (k[:, None] < k1 - base), other=0.0)
-        if BLOCKED:
-            if SWAP:
-                acc += tl.dot(wt, xt, input_precision=PRECISION, out_dtype=ACC)
-            else:
-                acc += tl.dot(xt, wt, input_precision=PRECISION, out_dtype=ACC)
-        elif SWAP:
-            acc = tl.dot(wt, xt, acc, input_precision=PRECISION, out_dtype=ACC)
-        else:
-            acc = tl.dot(xt, wt, acc, input_precision=PRECISION, out_dtype=ACC)
-        x += tl.cast(stride_ak, tl.int64) * BK
-        w += tl.cast(stride_bk, tl.int64) * BK
+    if BLOCKED:
+        for base in range(k0, k1, 2 * BK):
+            # Two products of BK make a block; one alone would be fused with the addition.
+            part = one_product(x, w, k, k1 - base, x_mask, w_mask, tl.zeros(acc.shape, dtype=ACC), SWAP, EVEN_K, PRECISION,
+                               ACC)  # fmt: skip
+            x += tl.cast(stride_ak, tl.int64) * BK
+            w += tl.cast(stride_bk, tl.int64) * BK
+            acc += one_product(x, w, k, k1 - base - BK, x_mask, w_mask, part, SWAP, EVEN_K,
+                               PRECISION, ACC)  # fmt: skip
+            x += tl.cast(stride_ak, tl.int64) * BK
+            w += tl.cast(stride_bk, tl.int64) * BK
+    else:
+        for base in range(k0, k1, BK):
+            acc = one_product(x, w, k, k1 - base, x_mask, w_mask, acc, SWAP, EVEN_K, PRECISION,
+                              ACC)  # fmt: skip
+            x += tl.cast(stride_ak, tl.int64) * BK
+            w += tl.cast(stride_bk, tl.int64) * BK
     return acc
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from .support import cdiv
 
 SLICE_UNIT = 128
-"""Slices end at multiples of this many k; every BLOCK_K divides it."""
+"""Slices end at multiples of this many k; a block that overhangs one is masked."""
 
 
 class Plan(NamedTuple):
@@ -100,7 +100,7 @@ def generic(m: int, n: int, bits: int, count: int, programs: int) -> Plan:
     if bits == 16:
         bm, bn, bk, warps, stages = (16, 64, 64, 4, 3) if m <= 16 else (64, 64, 64, 4, 3)
     elif bits == 32:
-        bm, bn, bk, warps, stages = (16, 32, 32, 4, 3) if m <= 16 else (64, 64, 32, 8, 2)
+        bm, bn, bk, warps, stages = (16, 32, 16, 4, 3) if m <= 16 else (64, 64, 16, 8, 2)
     else:
         bm, bn, bk, warps, stages = (16, 16, 16, 4, 2) if m <= 16 else (32, 32, 16, 4, 2)
     few = cdiv(m, bm) * cdiv(n, bn) < programs

@@ -126,14 +126,15 @@ def start(kernel: Any, grid: tuple[int, int, int], args: tuple[Any, ...],
 
 
 def _fact(value: Any) -> Any:
-    """What Triton specialises on in one argument."""
+    """What Triton specialises on in one argument; every answer distinct (mind that True == 1)."""
     if type(value) is int:
-        if -(2**31) <= value < 2**31:
-            return 1 if value == 1 else value & 15 == 0
-        return 2 if value & 15 == 0 else 3
+        if value == 1:
+            return "one"
+        size = "i32" if -(2**31) <= value < 2**31 else "i64"
+        return (size, "16") if value & 15 == 0 else size
     if type(value) is float:
-        return 4
-    return value.dtype, value.data_ptr() & 15 == 0
+        return "float"
+    return value.dtype, value.data_ptr() & 15
 
 
 def row_warps(x: torch.Tensor, elements: int) -> int:
@@ -244,7 +245,8 @@ def _log32(x):
     f = (bits - (k << 23)).to(tl.float32, bitcast=True) - 1.0
     s = divide(f, f + 2.0)
     z = s * s
-    series = z * (0.6666666865348816 + z * (0.4 + z * (0.2857142984867096 + z * 0.2222222238779068)))
+    tail = 0.2857142984867096 + z * 0.2222222238779068
+    series = z * (0.6666666865348816 + z * (0.4 + z * tail))
     log1p = f - s * (f - series)
     kf = k.to(tl.float32)
     y = (log1p + kf * 1.428606820309417e-06) + kf * 0.693145751953125
@@ -259,12 +261,9 @@ def power_of_two(e):
 
 
 @jit
-def far_sum(x, AXIS: tl.constexpr):
-    """Sum one axis of a 2-D block: element j is added to element j + B / 2, and so on."""
+def far_sum(x):
+    """Sum the last axis of a (R, B) block: column j is added to column j + B / 2, and so on."""
     for _ in tl.static_range(12):
-        if x.shape[AXIS] > 1:
-            if AXIS == 1:
-                x = tl.sum(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), axis=1)
-            else:
-                x = tl.sum(tl.reshape(x, (2, x.shape[0] // 2, x.shape[1])), axis=0)
-    return tl.reshape(x, (x.shape[1 - AXIS],))
+        if x.shape[1] > 1:
+            x = tl.sum(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), axis=1)
+    return tl.reshape(x, (x.shape[0],))
