@@ -1,5 +1,6 @@
 """What is drawn is what was analysed: each figure's numbers against plain loops over the runs."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from nondet.report.view import make_view
 from nondet.report.viewer import first_difference
 from nondet.runs import Run
 from nondet.study import load_study
-from tests.factory import make_study
+from tests.factory import Row, make_study, write_run
 
 GRID = [{"batch_size": size, "dtype": dtype} for dtype in ("bf16", "fp32") for size in (1, 4, 8)]
 
@@ -23,7 +24,17 @@ GRID = [{"batch_size": size, "dtype": dtype} for dtype in ("bf16", "fp32") for s
 def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     folder = tmp_path_factory.mktemp("drawn")
     shares = [0, 0.8, 0.6, 0, 0.3, 0]
-    make_study(folder, GRID, items=14, tokens=20, diverge=shares, repeats=2, limit=22, seed=4)
+    make_study(
+        folder,
+        GRID,
+        items=14,
+        tokens=20,
+        diverge=shares,
+        repeats=2,
+        limit=22,
+        seed=4,
+        repeat_diverge=0.2,
+    )
 
     return make_context(make_view(load_study([folder]), 0))
 
@@ -178,6 +189,16 @@ def test_lengths(context: Context) -> None:
         assert table.loc[item, "longest"] == lengths[:, place].max()
         assert table.loc[item, "mean"] == pytest.approx(lengths[:, place].mean())
     assert table["mean"].is_monotonic_increasing
+
+
+def test_the_reference_can_be_the_longest_and_the_shortest(tmp_path: Path) -> None:
+    for size, lengths in ((1, (5, 3)), (2, (4, 6))):
+        rows = [Row(list(range(10, 10 + length)), [-0.1] * length) for length in lengths]
+        write_run(tmp_path, {"batch_size": size}, rows)
+    table = drawn.lengths(make_context(make_view(load_study([tmp_path])))).set_index("item_id")
+    assert table["shortest"].to_dict() == {"item-0000": 4, "item-0001": 3}
+    assert table["longest"].to_dict() == {"item-0000": 5, "item-0001": 6}
+    assert table["mean"].tolist() == [4.5, 4.5]
 
 
 def test_forks_have_the_gap_of_the_reference(context: Context) -> None:
