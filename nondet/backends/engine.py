@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from nondet.backends.base import Backend, Request, Response
 from nondet.backends.fillers import with_fillers
-from nondet.backends.limits import kill_children, time_limit
+from nondet.backends.limits import descendants, end_all, time_limit
 from nondet.backends.options import Option, read_options
 from nondet.settings import Setting, SettingError
 
@@ -52,6 +52,7 @@ class EngineBackend(Backend):
 
     def start(self) -> None:
         """Load the engine and the model, within ``start_timeout_s``."""
+        self.before = set(descendants())
         with time_limit(self.options["start_timeout_s"], f"start of {self.name}"):
             self._start()
 
@@ -75,7 +76,10 @@ class EngineBackend(Backend):
             try:
                 self._stop()
             finally:
-                kill_children(grace_s=2.0)
+                # Only what this engine started: the caller may have children of its own.
+                before = getattr(self, "before", None)
+                if before is not None:
+                    end_all([pid for pid in descendants() if pid not in before], grace_s=2.0)
 
     @abstractmethod
     def _start(self) -> None: ...

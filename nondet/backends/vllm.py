@@ -22,6 +22,7 @@ from nondet.settings import Setting, SettingError
 GRAPHS = ("none", "piecewise", "full", "full_decode_only", "full_and_piecewise")
 TABLE: dict[str, Option] = {
     **SHARED,
+    "max_seqs": Option(int, None, 1, help="max_num_seqs, at least the batch (the batch)"),
     "attention_backend": Option(str, help="FLASH_ATTN, TRITON_ATTN, FLEX_ATTENTION, ..."),
     "prefix_caching": Option(bool, False, help="reuse keys and values of a seen prefix"),
     "chunked_prefill": Option(bool, help="split a long prefill over steps"),
@@ -52,6 +53,9 @@ class VLLMBackend(EngineBackend):
         graphs = options["cuda_graph"] not in (None, "none")
         if options["eager"] and (graphs or options["compile_level"]):
             raise SettingError("backend.eager", True, "false with CUDA graphs or compilation")
+        together = setting.batch_size + options["fillers"]
+        if (options["max_seqs"] or together) < together:
+            raise SettingError("backend.max_seqs", options["max_seqs"], f"at least {together}")
         if (options["compile_level"] or 0) > 3:
             raise SettingError("backend.compile_level", options["compile_level"], "0, 1, 2 or 3")
         if not 0 < options["memory_fraction"] <= 1:
@@ -164,7 +168,7 @@ def engine_arguments(
         "dtype": DTYPES[setting.dtype],
         "seed": setting.seed,
         "tensor_parallel_size": setting.gpus,
-        "max_num_seqs": setting.batch_size + options["fillers"],
+        "max_num_seqs": options["max_seqs"] or setting.batch_size + options["fillers"],
         "enable_prefix_caching": options["prefix_caching"],
         "kv_cache_dtype": options["kv_cache_dtype"],
         "gpu_memory_utilization": options["memory_fraction"],

