@@ -399,3 +399,18 @@ def test_a_spill_reads_back_what_was_added() -> None:
 def test_nothing_here_imports_torch() -> None:
     code = "import sys, nondet.check, nondet.analysis; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_fork_at_the_end_of_one_response_has_candidates_on_the_longer_side(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path / "runs", {"batch_size": 1}, [Row([1, 2], [-1.0, -1.0])])
+    write_run(tmp_path / "runs", {"batch_size": 2}, [Row([1, 2, 3], [-1.0, -1.0, -1.0])])
+    line = analyse(load_study([tmp_path])).divergence.iloc[0]
+    assert line["position"] == 2
+    gaps = {
+        int(line["len_ref"]): line["gap_logprob"],
+        int(line["len_run"]): line["gap_run_logprob"],
+    }
+    assert math.isnan(gaps[2])
+    assert gaps[3] == pytest.approx(0.1, abs=1e-6)
