@@ -109,6 +109,25 @@ def test_runs_are_compared_within_their_dtype(result: ReportResult) -> None:
     assert table["reference"]["batch_size 4, bf16, repeat 1"] == "batch_size 1, bf16, repeat 0"
 
 
+def test_runs_are_compared_within_their_kernels(tmp_path: Path) -> None:
+    settings = [{"kernels": k, "batch_size": b} for k in ("default", "invariant") for b in (1, 4)]
+    # Invariant kernels give other answers than the default ones, but always the same.
+    make_study(tmp_path, settings, items=20, diverge=[0, 0.9, 0.9, 0.9], fork_at=3)
+    runs = sorted((tmp_path / "runs").glob("*/run.json"))
+    by_setting = {}
+    for path in runs:
+        factors = json.loads(path.read_text())["factors"]
+        by_setting[factors["kernels"], factors["batch_size"]] = path.parent
+    same = "tokens.parquet"
+    shutil.copy(by_setting["invariant", 1] / same, by_setting["invariant", 4] / same)
+    result = write_report([tmp_path], tmp_path / "report")
+    table = result.summary.set_index(["kernels", "batch_size"])["diverged"]
+    assert table["invariant", 1] == table["invariant", 4] == 0
+    assert table["default", 4] > 10
+    assert "the first run with the same kernels" in result.page.read_text()
+    assert (tmp_path / "report" / "figures" / "raster_invariant.png").exists()
+
+
 def test_a_dtype_sweep_is_compared_with_its_first_run(tmp_path: Path) -> None:
     study = make_study(tmp_path, [{"dtype": "fp32"}, {"dtype": "bf16"}], diverge=1.0)
     summary = make_view(study).summary

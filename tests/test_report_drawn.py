@@ -103,10 +103,10 @@ def test_survival_falls_at_each_fork(context: Context) -> None:
 
 def test_histogram_counts_each_item_once(context: Context) -> None:
     table = drawn.histogram(context)
-    assert table["group"].unique().tolist() == ["dtype bf16", "dtype fp32"]
+    assert table["group"].unique().tolist() == ["bf16", "fp32"]
     for group, part in table.groupby("group"):
         assert part["items"].sum() == 14
-        dtype = str(group).split()[1]
+        dtype = str(group)
         members = [run for run in context.study.complete if run.factors["dtype"] == dtype]
         members = [run for run in members if not run.repeat]
         earliest = []

@@ -16,8 +16,8 @@ from nondet.study import Study
 class Context:
     """A study as the report names it.
 
-    labels: every run's name, by run id. looks: how a run is drawn, by its name, and how a dtype
-    is, by its name and by "dtype <name>". facts: one line that every caption ends with: items,
+    labels: every run's name, by run id. looks: how a run is drawn, by its name, and how a slice
+    is, by its own. facts: one line that every caption ends with: items,
     repeats, hardware, versions.
     """
 
@@ -40,10 +40,10 @@ def make_context(view: View) -> Context:
         firsts.setdefault(repr(study.setting_key(run)), run)
     drawn = dict(zip(firsts, looks([run.factors for run in firsts.values()]), strict=True))
     named = {labels[run.id]: drawn[repr(study.setting_key(run))] for run in study.runs}
-    dtypes = list(dict.fromkeys(str(run.factors.get("dtype")) for run in study.runs))
-    for dtype, look in zip(dtypes, looks([{"dtype": dtype} for dtype in dtypes]), strict=True):
-        named[dtype] = named[f"dtype {dtype}"] = look
-    named[""] = named["all settings"] = looks([{}])[0]
+    parts = [part for part in view.slices if part.study.complete]
+    kinds = looks([part.study.complete[0].factors for part in parts])
+    named.update({part.name: look for part, look in zip(parts, kinds, strict=True)})
+    named["all settings"] = looks([{}])[0]
     return Context(view, labels, named, facts(study))
 
 

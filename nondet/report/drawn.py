@@ -106,18 +106,19 @@ def bin_edges(last: int) -> list[int]:
 
 
 def histogram(context: Context) -> pd.DataFrame:
-    """Items by the bin of their Div_Index, for all settings or for each dtype."""
-    items = context.view.analysis.div_index_items
+    """Items by the bin of the Div_Index of their slice."""
     columns = ["group", "bin", "first", "items"]
-    if items.empty or "all settings" not in items:
+    found: dict[str, pd.Series[Any]] = {}
+    for part in context.view.slices:
+        items = part.analysis.div_index_items
+        if "all settings" in items:
+            found[part.name or "all settings"] = items["all settings"]
+    if not found:
         return pd.DataFrame(columns=columns)
-    groups = [f"dtype {part.name}" for part in context.view.slices if part.name]
-    groups = [group for group in groups if group in items] or ["all settings"]
-    largest = items[groups].max().max()
-    edges = bin_edges(0 if pd.isna(largest) else int(largest))
+    largest = max((at.max() for at in found.values() if at.notna().any()), default=0)
+    edges = bin_edges(int(largest))
     rows: list[dict[str, Any]] = []
-    for group in groups:
-        position = items[group]
+    for group, position in found.items():
         for start, stop in pairwise(edges):
             label = str(start) if stop - start == 1 else f"{start}–{stop - 1}"
             count = int(position.between(start, stop - 1).sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pandas as pd
@@ -115,7 +116,7 @@ def raster_panels(context: Context) -> list[Panel]:
     """A prefix raster for each slice."""
     panels = []
     for part in context.view.slices[:3]:
-        name = "raster" + (f"_{part.name}" if part.name else "")
+        name = "_".join(["raster", *re.findall(r"\w+", part.name)])
         title = "Prefix raster" + (f", {part.name}" if part.name else "")
         found = cells.raster(context, part.name)
         if found is None:

@@ -68,8 +68,8 @@ def build_sections(
     def drawn(name: str) -> list[dict[str, Any]]:
         return [panel_entry(panel, context.facts) for panel in panels.get(name, ())]
 
-    same = "of the same dtype " if context.view.slices[0].name else ""
-    note = f"Diverged: from the first run {same}of the study."
+    same = " with the same " + " and ".join(context.view.sliced_by)
+    note = f"Diverged: from the first run{same if context.view.sliced_by else ''}."
     short = table_entry("All runs", short_summary(context.view.summary), note, SUMMARY)
     sections = [
         Section("settings", "Settings", tables=[short], panels=drawn("settings")),

@@ -1,27 +1,31 @@
-"""A study's numbers arranged for reading: runs compared with a reference of their own dtype.
+"""A study's numbers arranged for reading: runs compared with a reference of their own kind.
 
-Another number format is another computation, so it must not count as nondeterminism of, say, the
-batch size. Where the dtype varies and some dtype has several settings, each run is compared with
-the first run of its dtype; otherwise with the first run of the study. Every number still comes
-from ``nondet.analysis``: of the whole study, and of the part of each dtype.
+Another number format, or another set of kernels, is another computation: that its answers are
+others must not count as nondeterminism of, say, the batch size. Where dtype or kernels vary and
+some combination of them has several settings, each run is compared with the first run of its
+combination; otherwise with the first run of the study. Every number still comes from
+``nondet.analysis``: of the whole study, and of each such slice.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
 from nondet.analysis import Analysis, analyse
+from nondet.runs import Run
 from nondet.study import Study
 
+COMPUTATION = ("dtype", "kernels")
 AGAINST = ("diverged", "div_percent", "div_low", "div_high")
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Runs compared with one reference. name: the dtype, or empty for the whole study."""
+    """Runs compared with one reference. name: as ``bf16`` or ``bf16, invariant``, or empty."""
 
     name: str
     study: Study
@@ -39,6 +43,7 @@ class View:
 
     study: Study
     analysis: Analysis
+    sliced_by: tuple[str, ...]
     slices: tuple[Slice, ...]
     summary: pd.DataFrame
     survival: pd.DataFrame
@@ -46,30 +51,34 @@ class View:
     references: dict[str, str]
 
 
-def slice_names(study: Study) -> list[str]:
-    """The dtypes to compare within, or one empty name for the whole study."""
-    if "dtype" not in study.factors:
-        return [""]
-    settings: dict[str, set[object]] = {}
+def slice_factors(study: Study) -> tuple[str, ...]:
+    """The factors that tell slices apart; empty when the study is one slice."""
+    names = tuple(name for name in COMPUTATION if name in study.factors)
+    settings: dict[str, set[str]] = {}
     for run in study.complete:
         key = repr(study.setting_key(run))
-        settings.setdefault(str(run.factors.get("dtype")), set()).add(key)
+        settings.setdefault(slice_name(run, names), set()).add(key)
     several = any(len(keys) > 1 for keys in settings.values())
-    return list(settings) if several and len(settings) > 1 else [""]
+    return names if several and len(settings) > 1 else ()
+
+
+def slice_name(run: Run, names: Sequence[str]) -> str:
+    """The slice of a run: its values of the factors ``names``."""
+    return ", ".join(str(run.factors.get(name)) for name in names)
 
 
 def make_view(study: Study, seed: int = 0) -> View:
     """Analyse a study and its slices. ``seed`` is that of every resampling."""
     whole = analyse(study, seed)
     labels = dict(zip(whole.summary["run_id"], whole.summary["label"], strict=True))
-    slices = []
-    for name in slice_names(study):
-        if not name:
-            slices.append(Slice("", study, whole))
-            continue
-        runs = tuple(run for run in study.runs if str(run.factors.get("dtype")) == name)
-        own = dataclasses.replace(study, runs=runs)
-        slices.append(Slice(name, own, analyse(own, seed)))
+    names = slice_factors(study)
+    slices = [Slice("", study, whole)]
+    if names:
+        slices = []
+        for name in dict.fromkeys(slice_name(run, names) for run in study.complete):
+            runs = tuple(run for run in study.runs if slice_name(run, names) == name)
+            own = dataclasses.replace(study, runs=runs)
+            slices.append(Slice(name, own, analyse(own, seed)))
     references = {}
     for part in slices:
         first = part.study.complete[0].id if part.study.complete else ""
@@ -77,6 +86,7 @@ def make_view(study: Study, seed: int = 0) -> View:
     return View(
         study,
         whole,
+        names,
         tuple(slices),
         _summary(whole.summary, slices, references, labels),
         _joined(slices, "survival", labels, references),
