@@ -190,8 +190,7 @@ def make_study(
 
     Args:
         settings: factors of each setting, over those of the default Setting; others are added.
-        diverge: share of items on which a setting leaves the first setting; one number for all
-            but the first setting, or one for each setting.
+        diverge: share of items on which a setting leaves the first; one number, or one a setting.
         repeat_diverge: share of items on which a repeat leaves its setting's first repeat.
         noise: standard deviation of the change of log-probabilities between settings.
         limit: token limit; longer responses are cut.

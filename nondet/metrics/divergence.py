@@ -36,6 +36,7 @@ class Comparison:
 
     @property
     def diverged(self) -> NDArray[np.bool_]:
+        """Whether there is a position."""
         return np.not_equal(self.position, NEVER)
 
     @property

@@ -40,6 +40,7 @@ class Gate:
 
     @property
     def word(self) -> str:
+        """IDENTICAL, DIFFERENT or INCONCLUSIVE."""
         return WORDS[self.exit_code]
 
     def to_dict(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class Loaded:
 
     @property
     def item_P(self) -> NDArray[np.int64]:
+        """Item of every row, int64 (P,)."""
         return self.outcomes[0].item_P
 
     @property
@@ -38,10 +39,12 @@ class Loaded:
 
     @property
     def correct_CP(self) -> NDArray[np.int8]:
+        """1 right, 0 wrong, -1 not known, int8 (C, P)."""
         return np.stack([outcome.correct_P for outcome in self.outcomes])
 
     @property
     def answers_CP(self) -> NDArray[np.object_]:
+        """What the marker read, (C, P) of strings."""
         return np.stack([outcome.answers_P for outcome in self.outcomes])
 
 

@@ -78,14 +78,12 @@ def scan_logprobs(
     """
     items, runs = forest.order_PC.shape
     with_reference = forest.prefix_with(reference)
-    starts = sorted({a for a, _ in pairs})
-    prefix = {a: forest.prefix_with(a).astype(np.int32) for a in starts}
+    prefix = {a: forest.prefix_with(a).astype(np.int32) for a in {a for a, _ in pairs}}
     ends = {name: common_length(forest, members) for name, members in groups.items()}
     global_end = common_length(forest, everyone)
     parts = np.zeros((len(pairs), 4))
     top1 = {name: _empty_top1(items) for name in groups}
-    before = np.full((items, runs), np.nan)
-    largest = np.full((items, runs), np.nan)
+    before, largest = np.full((2, items, runs), np.nan)
     with np.errstate(invalid="ignore"):
         for item in range(items):
             rows = [np.asarray(row(run, item), dtype=np.float64) for run in range(runs)]
@@ -95,12 +93,11 @@ def scan_logprobs(
                     gap = np.abs(difference_rows(rows[reference][:end], rows[run][:end]))
                     before[item, run] = gap[-1]
                     largest[item, run] = _largest(gap)
-            for place, (a, b) in enumerate(pairs):
+            for part, (a, b) in zip(parts, pairs, strict=True):
                 end = int(prefix[a][item, b])
-                gap = np.abs(difference_rows(rows[a][:end], rows[b][:end]))
-                found = sum_of_differences(gap)
-                parts[place, 0] = max(parts[place, 0], found[0])
-                parts[place, 1:] += found[1:]
+                found = sum_of_differences(np.abs(difference_rows(rows[a][:end], rows[b][:end])))
+                part[0] = max(part[0], found[0])
+                part[1:] += found[1:]
             probabilities = {run: np.exp(rows[run][: _longest(ends, item)]) for run in range(runs)}
             for name, members in groups.items():
                 end = int(ends[name][item])

@@ -113,8 +113,7 @@ def agreement_curve(
         item_P: the item of each row when an item has several rows; they are drawn together.
         resamples: 0 leaves the bands NaN.
 
-    Where nothing has parted yet a bootstrap knows no spread; there the band is the exact binomial
-    one for the number at risk.
+    Where nothing has parted yet the band is the exact binomial one for the number at risk.
     """
     if not len(time_P):
         empty = np.empty(0)
