@@ -1,12 +1,13 @@
 """What marking costs against the bare tools: math-verify in the process, plain subprocesses.
 
     python experiments/bench/marking.py            # 10,000 answers, 1,000 programs, A B A B
+    python experiments/bench/marking.py --only code
     python experiments/bench/marking.py --small    # a check that it runs
 
-Four arms, each in a fresh process, in the order A B A B: ours against math-verify on answers with
-numbers and expressions mixed as in benchmarks, the same on expressions alone (where our numeric
-path does not help), and ours against one plain interpreter a program on HumanEval's reference
-solutions. CPU seconds count the process and all its children, so that they mean something on a
+Each arm in a fresh process, in the order A B A B: ours against math-verify on answers with numbers
+and expressions mixed as in benchmarks, the same on expressions alone (where our numeric path does
+not help), and ours (level namespaces) against one plain interpreter a program on HumanEval's
+reference solutions. CPU seconds count the process and all its children, so that they mean something on a
 machine that is shared. Writes results/bench/marking.csv.
 """
 
@@ -156,6 +157,7 @@ def main() -> None:
     """Run all arms and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="1/50 of the items, no file")
+    parser.add_argument("--only", choices=[a for a, _ in PAIRS], help="renew one pair in the table")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -164,7 +166,7 @@ def main() -> None:
         return
     scale = 50 if given.small else 1
     rows: list[dict[str, object]] = []
-    for ours, bare in PAIRS:
+    for ours, bare in (pair for pair in PAIRS if given.only in (None, pair[0])):
         count = (1000 if ours == "code" else 10_000 if ours == "mixed" else 2000) // scale
         for turn, arm in enumerate((ours, bare, ours, bare)):
             command = [sys.executable, __file__, "--arm", arm, "--count", str(count)]
@@ -185,11 +187,17 @@ def total(rows: list[dict[str, object]], arm: str, unit: str) -> float:
 
 
 def write(rows: list[dict[str, object]]) -> None:
-    """Write what there is so far."""
-    with (ROOT / "results" / "bench" / "marking.csv").open("w", newline="") as file:
+    """Write what there is so far; rows of other arms stay."""
+    path = ROOT / "results" / "bench" / "marking.csv"
+    done = {row["arm"] for row in rows}
+    kept: list[dict[str, str]] = []
+    if path.exists():
+        with path.open(newline="") as file:
+            kept = [row for row in csv.DictReader(file) if row["arm"] not in done]
+    with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows([*kept, *rows])
 
 
 def machine() -> dict[str, object]:
