@@ -7,8 +7,8 @@
 Each arm in a fresh process, in the order A B A B: ours against math-verify on answers with numbers
 and expressions mixed as in benchmarks, the same on expressions alone (where our numeric path does
 not help), and ours (level namespaces) against one plain interpreter a program on HumanEval's
-reference solutions. CPU seconds count the process and all its children, so that they mean something on a
-machine that is shared. Writes results/bench/marking.csv.
+reference solutions. CPU seconds count the process and all its children, so that they mean something
+on a machine that is shared. Writes results/bench/marking.csv.
 """
 
 from __future__ import annotations
