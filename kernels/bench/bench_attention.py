@@ -45,7 +45,10 @@ def tensors(case: Case) -> list[tuple[torch.Tensor, ...]]:
 def torch_us(inputs: list[tuple[torch.Tensor, ...]], causal: bool) -> dict[str, float]:
     """Microseconds of each of torch's own paths; infinity where one refuses."""
     found = {}
-    for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
+    for name, backend in (
+        ("flash", SDPBackend.FLASH_ATTENTION),
+        ("cudnn", SDPBackend.CUDNN_ATTENTION),
+    ):
         try:
             with sdpa_kernel(backend):
                 found[name] = timing.graph_us([
@@ -76,11 +79,20 @@ VARIANTS = [
     (split, block, shape)
     for split in (256, 512, 1024)
     for block, shape in [
-        (64, (16, 4, 3)), (64, (16, 4, 2)), (64, (16, 2, 3)), (128, (16, 4, 2)), (128, (16, 8, 2)),
-        (64, (16, 4, 4)), (64, (128, 8, 3)), (64, (128, 8, 2)), (64, (64, 4, 3)), (128, (128, 8, 2)),
-        (32, (16, 4, 4)), (64, (128, 8, 4)),
+        (64, (16, 4, 3)),
+        (64, (16, 4, 2)),
+        (64, (16, 2, 3)),
+        (128, (16, 4, 2)),
+        (128, (16, 8, 2)),
+        (64, (16, 4, 4)),
+        (64, (128, 8, 3)),
+        (64, (128, 8, 2)),
+        (64, (64, 4, 3)),
+        (128, (128, 8, 2)),
+        (32, (16, 4, 4)),
+        (64, (128, 8, 4)),
     ]
-]  # fmt: skip
+]
 """(SPLIT, BLOCK, (rows of a tile, warps, stages))"""
 
 
@@ -109,7 +121,9 @@ def compile_variants(work: list[tuple[Any, Case]]) -> None:
 
 def tune(limit: float) -> list[dict[str, Any]]:
     start, rows, seen = time.time(), [], None
-    timing.warm(compile_variants, list({(v, c[0], c[2] == 1): (v, c) for v, c in tune_jobs()}.values()))
+    timing.warm(
+        compile_variants, list({(v, c[0], c[2] == 1): (v, c) for v, c in tune_jobs()}.values())
+    )
     print(f"{time.time() - start:.0f} s to compile", flush=True)
     for variant, case in tune_jobs():
         if time.time() - start > limit:
@@ -121,13 +135,25 @@ def tune(limit: float) -> list[dict[str, Any]]:
         set_variant(variant)
         for parallel in (False, True) if case[2] == 1 else (False,):
             try:
-                us = timing.graph_us([lambda t=t: at.attention(*t, parallel=parallel) for t in inputs])
+                us = timing.graph_us(
+                    [lambda t=t: at.attention(*t, parallel=parallel) for t in inputs]
+                )
             except Exception as error:
                 print("broken", variant, str(error)[:80], flush=True)
                 continue
-            rows.append(dict(model=case[0], batch=case[1], queries=case[2], keys=case[3],
-                             variant=str(variant).replace(",", "/"), parallel=parallel,
-                             us=round(us, 2), **best, floor_us=round(floor_us(case), 2)))  # fmt: skip
+            rows.append(
+                dict(
+                    model=case[0],
+                    batch=case[1],
+                    queries=case[2],
+                    keys=case[3],
+                    variant=str(variant).replace(",", "/"),
+                    parallel=parallel,
+                    us=round(us, 2),
+                    **best,
+                    floor_us=round(floor_us(case), 2),
+                )
+            )
     return rows
 
 

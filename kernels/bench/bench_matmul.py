@@ -3,7 +3,7 @@
     PYTHONPATH=kernels python kernels/bench/bench_matmul.py OUT.csv [seconds]
 
 Median microseconds from CUDA graphs over rotating weights that exceed the L2, both in the same run.
-The floor is the larger of bytes over copy bandwidth and operations over the rate of a large product.
+The floor is the larger of bytes over copy bandwidth and operations over a large product's rate.
 Where vLLM is importable its own batch-invariant product is timed too (column vllm_us).
 """
 
@@ -59,7 +59,7 @@ def jobs(programs: int) -> list[tuple[int, int, int]]:
 
 
 def measure(m: int, w: torch.Tensor, other: Any) -> dict[str, Any]:
-    many, n, k = w.shape
+    n, k = w.shape[1:]
     x = torch.randn((m, k), device="cuda").bfloat16()
     o = torch.empty((m, n), device="cuda", dtype=torch.bfloat16)
     use = list(w)[:100] if m <= 512 else list(w)[:4]
@@ -88,12 +88,15 @@ def host_us() -> dict[str, float]:
     q, k = (torch.randn((1, h, n, 64), device="cuda").bfloat16() for h, n in ((9, 1), (3, 100)))
     f, found = torch.nn.functional, {}
     for name, call in {
-        "linear": lambda: mm.linear(x, w), "torch linear": lambda: f.linear(x, w),
-        "rms_norm": lambda: norm.rms_norm(x, g, 1e-6), "torch rms_norm": lambda: f.rms_norm(x, (576,), g, 1e-6),
-        "mean": lambda: reduce.mean(x, -1, True), "torch mean": lambda: torch.mean(x, -1, True),
+        "linear": lambda: mm.linear(x, w),
+        "torch linear": lambda: f.linear(x, w),
+        "rms_norm": lambda: norm.rms_norm(x, g, 1e-6),
+        "torch rms_norm": lambda: f.rms_norm(x, (576,), g, 1e-6),
+        "mean": lambda: reduce.mean(x, -1, True),
+        "torch mean": lambda: torch.mean(x, -1, True),
         "attention": lambda: attention.attention(q, k, k),
         "torch sdpa": lambda: f.scaled_dot_product_attention(q, k, k, enable_gqa=True),
-    }.items():  # fmt: skip
+    }.items():
         for calls in (50, 500):
             torch.cuda.synchronize()
             begin = time.perf_counter()
@@ -122,14 +125,33 @@ def main() -> None:
     for kind, models in (("fused", shapes.FUSED), ("split", shapes.SPLIT)):
         for model, layers in models.items():
             for layer, (n, k) in layers.items():
-                rows += [dict(model=model, layer=layer, layout=kind, n=n, k=k, m=m, slices=slices(n, k)[0],
-                              **found[n, k, m]) for m in DECODE + PREFILL if (n, k, m) in found]  # fmt: skip
+                rows += [
+                    dict(
+                        model=model,
+                        layer=layer,
+                        layout=kind,
+                        n=n,
+                        k=k,
+                        m=m,
+                        slices=slices(n, k)[0],
+                        **found[n, k, m],
+                    )
+                    for m in DECODE + PREFILL
+                    if (n, k, m) in found
+                ]
     timing.write_csv(Path(sys.argv[1]), rows)
-    for name, ms in [("decode", DECODE), ("prefill", PREFILL), *((str(m), [m]) for m in DECODE + PREFILL)]:
+    for name, ms in [
+        ("decode", DECODE),
+        ("prefill", PREFILL),
+        *((str(m), [m]) for m in DECODE + PREFILL),
+    ]:
         logs = [math.log(r["ratio"]) for r in rows if r["layout"] == "fused" and r["m"] in ms]
         if logs:
-            print(f"matmul M {name}: geometric mean {math.exp(sum(logs) / len(logs)):.3f} of torch.mm, "
-                  f"{len(logs)} sizes", flush=True)  # fmt: skip
+            print(
+                f"matmul M {name}: mean {math.exp(sum(logs) / len(logs)):.3f} of torch.mm, "
+                f"{len(logs)} sizes",
+                flush=True,
+            )
     print("host us a call:", host_us(), f"{time.time() - start:.0f} s", flush=True)
 
 

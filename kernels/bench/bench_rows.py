@@ -2,8 +2,8 @@
 
     PYTHONPATH=kernels python kernels/bench/bench_rows.py OUT.csv [seconds]
 
-Median microseconds from CUDA graphs over rotating inputs that exceed the L2; the memory floor counts
-each input and output once at the bandwidth of a copy.
+Median microseconds from CUDA graphs over rotating inputs that exceed the L2; the memory floor
+counts each input and output once at the bandwidth of a copy.
 """
 
 from __future__ import annotations
@@ -24,13 +24,19 @@ VOCAB = [49152, 128256, 151936]
 ROWS = [1, 8, 64, 512, 2048, 8192]
 
 
-def operations(d: int, dtype: torch.dtype) -> dict[str, tuple[Callable[..., Any], Callable[..., Any], int]]:
+def operations(
+    d: int, dtype: torch.dtype
+) -> dict[str, tuple[Callable[..., Any], Callable[..., Any], int]]:
     """Name -> (ours, torch's, bytes of output per input element)."""
     w = torch.randn(d, device="cuda").to(dtype)
     f, size = torch.nn.functional, dtype.itemsize
     table: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
         "softmax": (lambda x: softmax.softmax(x, -1), lambda x: torch.softmax(x, -1), size),
-        "log_softmax": (lambda x: softmax.log_softmax(x, -1), lambda x: torch.log_softmax(x, -1), size),
+        "log_softmax": (
+            lambda x: softmax.log_softmax(x, -1),
+            lambda x: torch.log_softmax(x, -1),
+            size,
+        ),
         "mean": (lambda x: reduce.mean(x, -1), lambda x: torch.mean(x, -1), 0),
         "sum": (lambda x: reduce.sum(x, -1), lambda x: torch.sum(x, -1), 0),
         "argmax": (lambda x: argmax.argmax(x, -1), lambda x: torch.argmax(x, -1), 0),

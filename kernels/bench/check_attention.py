@@ -4,8 +4,9 @@
 
 A case draws heads, sizes, type and data, and compares with the bits of one plain prefill of each
 sequence alone: the batch with left padding (pad keys NaN), a cache longer than its content (the
-rest NaN), sequences end to end, a prefill in chunks, single decode steps, and split-parallel against
-walked splits. Error against float64 is compared with torch's flash path (math path for FP32).
+rest NaN), sequences end to end, a prefill in chunks, single decode steps, and split-parallel
+against walked splits. Error against float64 is compared with torch's flash path (for FP32, its
+math path).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any
 
 import timing
 import torch
-from check_bits import data, pick, same, ulps
 from nondet_kernels import attention as at
+from operations import data, pick, same, ulps
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 HEADS = [(4, 4), (4, 1), (12, 2), (9, 3), (6, 1), (2, 2)]
@@ -55,7 +56,10 @@ def case(seed: int) -> dict[str, Any]:
     plain = [one(*t, parallel=False) for t in zip(qs, ks, vs, strict=True)]
     found = dict.fromkeys(CHECKS, True)
     longest = max(lengths)
-    left = [torch.full((3, x, longest, d), float("nan"), device="cuda", dtype=dtype) for x in (h, hk, hk)]
+    left = [
+        torch.full((3, x, longest, d), float("nan"), device="cuda", dtype=dtype)
+        for x in (h, hk, hk)
+    ]
     right = [t.clone() for t in left[1:]]
     for b, n in enumerate(lengths):
         for whole, part in zip(left, (qs, ks, vs), strict=True):
@@ -67,7 +71,9 @@ def case(seed: int) -> dict[str, Any]:
     ends = torch.tensor(lengths, device="cuda")
     last = torch.stack([q[-1:].transpose(0, 1) for q in qs])
     step = at.attention(last, *right, window=window, key_end=ends)
-    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], device="cuda", dtype=torch.int32)
+    cu = torch.tensor(
+        [0, *torch.tensor(lengths).cumsum(0).tolist()], device="cuda", dtype=torch.int32
+    )
     flat = at.attention(torch.cat(qs), torch.cat(ks), torch.cat(vs), window=window, cu_seqlens_q=cu,
                         cu_seqlens_k=cu, max_q=longest, max_k=longest)  # fmt: skip
     for b, n in enumerate(lengths):
@@ -84,8 +90,17 @@ def case(seed: int) -> dict[str, Any]:
         found["decode"] &= same(one(q[cut : cut + 1], k[: cut + 1], v[: cut + 1]), o[cut : cut + 1])
         for parallel in (False, True):
             found["splits"] &= same(one(q[-1:], k, v, parallel=parallel), o[-1:])
-    row = dict(op="attention", seed=seed, dtype=str(dtype)[6:], data=c["kind"], window=str(window),
-               heads=f"{h}/{hk}", width=d, lengths="/".join(map(str, lengths)), **found)  # fmt: skip
+    row = dict(
+        op="attention",
+        seed=seed,
+        dtype=str(dtype)[6:],
+        data=c["kind"],
+        window=str(window),
+        heads=f"{h}/{hk}",
+        width=d,
+        lengths="/".join(map(str, lengths)),
+        **found,
+    )
     return {**row, **accuracy(qs[0], ks[0], vs[0], plain[0], window)}
 
 
@@ -99,7 +114,9 @@ def accuracy(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
     floor = at.attention_reference(q.double(), k.double(), v.double().abs())[0].transpose(0, 1)
     path = SDPBackend.MATH if q.dtype == torch.float32 else SDPBackend.FLASH_ATTENTION
     with sdpa_kernel(path):
-        other = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        other = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=True
+        )
     mine, theirs = ulps(o, exact, floor), ulps(other[0].transpose(0, 1), exact, floor)
     if not mine.numel():
         return dict(elements=0)
@@ -128,7 +145,9 @@ def main() -> None:
     parts = int(sys.argv[4]) if len(sys.argv) > 4 else min(14, os.cpu_count() or 1)
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    pool = [context.Process(target=work, args=(i, parts, cases, limit, queue)) for i in range(parts)]
+    pool = [
+        context.Process(target=work, args=(i, parts, cases, limit, queue)) for i in range(parts)
+    ]
     for p in pool:
         p.start()
     rows = [row for _ in pool for row in queue.get()]

@@ -2,8 +2,8 @@
 
     PYTHONPATH=kernels python kernels/bench/check_plans.py
 
-The number of slices is held; kernel, mode, tile, BLOCK_K, warps, stages, the side of the weights and
-the copy engine vary. Rows 0 to 15 of a taller product are compared as well.
+The number of slices is held; kernel, mode, tile, BLOCK_K, warps, stages, the side of the weights
+and the copy engine vary. Rows 0 to 15 of a taller product are compared as well.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 import tune_matmul as tune
-from check_bits import data
 from nondet_kernels import matmul as mm
 from nondet_kernels.matmul_plan import Plan
+from operations import data
 
 
 def candidates(dtype: torch.dtype, s: int) -> list[Plan]:

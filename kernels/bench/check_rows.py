@@ -17,9 +17,9 @@ import shapes
 import timing
 import torch
 from bench_matmul import compile_some, jobs
-from check_bits import data
 from nondet_kernels import matmul as mm
 from nondet_kernels.support import processors
+from operations import data
 
 
 def differing(function: Any, x: torch.Tensor) -> tuple[int, int]:

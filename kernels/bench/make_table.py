@@ -42,7 +42,9 @@ def main() -> None:
         kernel, _, bm, bn, bk, warps, stages, swap, last = name.split("/")
         sizes = [int(x) for x in (bm, bn, bk, warps, stages)]
         shared = int(last) if last.isdigit() else 1
-        plans.setdefault(f"{n},{k}", []).append([UPPER.get(m, m), kernel, *sizes, swap == "True", shared])
+        plans.setdefault(f"{n},{k}", []).append(
+            [UPPER.get(m, m), kernel, *sizes, swap == "True", shared]
+        )
     for rows in plans.values():
         if rows[-1][0] != LARGE[0]:
             rows.append(LARGE)

@@ -54,7 +54,9 @@ def hardware() -> dict[str, str]:
     import triton
 
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split("\n")[0]
+    driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split("\n")[
+        0
+    ]
     return {
         "gpu": torch.cuda.get_device_name(0),
         "driver": driver.strip(),

@@ -16,6 +16,7 @@ import shapes
 import timing
 import torch
 from nondet_kernels import matmul as mm
+from nondet_kernels import matmul_launch as ml
 from nondet_kernels.matmul_plan import SLICE_UNIT, Plan
 from nondet_kernels.support import cdiv
 
@@ -37,9 +38,15 @@ STREAM = [
     (128, 128, 128, 8, 3), (64, 32, 128, 4, 6),
 ]  # fmt: skip
 SHARED = [
-    (64, 128, 64, 4, 3, 2), (64, 128, 64, 4, 4, 2), (128, 64, 64, 4, 3, 2), (64, 64, 64, 4, 4, 3),
-    (64, 64, 128, 4, 3, 2), (128, 128, 64, 8, 2, 2), (128, 128, 64, 4, 2, 2), (64, 256, 64, 4, 2, 2),
-]  # fmt: skip
+    (64, 128, 64, 4, 3, 2),
+    (64, 128, 64, 4, 4, 2),
+    (128, 64, 64, 4, 3, 2),
+    (64, 64, 64, 4, 4, 3),
+    (64, 64, 128, 4, 3, 2),
+    (128, 128, 64, 8, 2, 2),
+    (128, 128, 64, 4, 2, 2),
+    (64, 256, 64, 4, 2, 2),
+]
 """Stream kernel with several programs a multiprocessor, which evens out uneven waves."""
 
 
@@ -82,7 +89,9 @@ def jobs() -> list[tuple[int, int, int, int, Plan]]:
 
 
 SHARED_ONLY = "--shared" in sys.argv
-MS = (128, 256, 512, 1024, 2048) if SHARED_ONLY else (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+MS = (
+    (128, 256, 512, 1024, 2048) if SHARED_ONLY else (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+)
 
 
 def useful(m: int, n: int, s: int, how: Plan) -> bool:
@@ -148,8 +157,8 @@ def main() -> None:
             continue
         count = slice_of(k, s)
         try:
-            mm._captured.clear()
-            mm._kept.clear()
+            ml._captured.clear()
+            ml._kept.clear()
             us = timing.graph_us(
                 [lambda v=v: mm.bmm(x[None], v.t()[None], out=o[None], count=count, how=how)
                  for v in use], 5)  # fmt: skip

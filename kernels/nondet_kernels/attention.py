@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from .attention_kernels import attention_kernel
-from .matmul import scratch
+from .matmul_launch import scratch
 from .support import cdiv, next_power_of_2, on_device, processors, require, start, tl
 
 BLOCK = 64
@@ -93,7 +93,8 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
     if not q.dtype == k.dtype == v.dtype or q.dtype == torch.float64:
         raise TypeError(f"attention: one of bf16, fp16, fp32 expected: {q.dtype}, {k.dtype}")
     if varlen:
-        assert cu_seqlens_q is not None and cu_seqlens_k is not None
+        assert cu_seqlens_q is not None
+        assert cu_seqlens_k is not None
         max_q = int(cu_seqlens_q.diff().max()) if max_q is None else max_q
         max_k = int(cu_seqlens_k.diff().max()) if max_k is None else max_k
         q4, k4, v4 = (t.transpose(0, 1)[None] for t in (q, k, v))
@@ -140,10 +141,20 @@ def _launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
             window or 0, scale * 1.4426950408889634, *q.stride()[:3], *k.stride()[:3],
             *v.stride()[:3], *o.stride()[:3], group)  # fmt: skip
     constants = dict(
-        D=width, DP=padded, DOT=_DOT[q.dtype], BM=bm, BN=BLOCK if q.element_size() == 2 else BLOCK // 2,
-        SPLIT=SPLIT, CAUSAL=causal, WINDOW=window is not None, VARLEN=cu_q is not None,
-        START=first is not None, END=end is not None, PARALLEL=parallel,
-        PRECISION="tf32" if tf32 else "ieee")  # fmt: skip
+        D=width,
+        DP=padded,
+        DOT=_DOT[q.dtype],
+        BM=bm,
+        BN=BLOCK if q.element_size() == 2 else BLOCK // 2,
+        SPLIT=SPLIT,
+        CAUSAL=causal,
+        WINDOW=window is not None,
+        VARLEN=cu_q is not None,
+        START=first is not None,
+        END=end is not None,
+        PARALLEL=parallel,
+        PRECISION="tf32" if tf32 else "ieee",
+    )
     options = dict(num_warps=warps, num_stages=stages, enable_fp_fusion=False)
     grid = (tiles, heads, count * splits if parallel else count)
     start(attention_kernel, grid, args, constants, options)

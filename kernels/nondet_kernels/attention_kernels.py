@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .support import divide, far_sum, jit, jit_free, power_of_two, tl
+from .arithmetic import divide, far_sum, power_of_two
+from .support import jit, jit_free, tl
 
 
 @jit
@@ -81,14 +82,49 @@ def one_split(q, k_ptr, v_ptr, s, keys, full, first, last, low, factor, stride_k
 
 
 @jit_free("LQ", "LK", "NSPLITS", "window", "G")
-def attention_kernel(q_ptr, k_ptr, v_ptr, o_ptr, ws_ptr, counter_ptr, cu_q, cu_k, start_ptr,
-                     end_ptr, LQ, LK, NSPLITS, window, factor,
-                     stride_qb, stride_qh, stride_ql, stride_kb, stride_kh, stride_kl,
-                     stride_vb, stride_vh, stride_vl, stride_ob, stride_oh, stride_ol, G,
-                     D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr, BM: tl.constexpr,
-                     BN: tl.constexpr, SPLIT: tl.constexpr, CAUSAL: tl.constexpr,
-                     WINDOW: tl.constexpr, VARLEN: tl.constexpr, START: tl.constexpr,
-                     END: tl.constexpr, PARALLEL: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def attention_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    o_ptr,
+    ws_ptr,
+    counter_ptr,
+    cu_q,
+    cu_k,
+    start_ptr,
+    end_ptr,
+    LQ,
+    LK,
+    NSPLITS,
+    window,
+    factor,
+    stride_qb,
+    stride_qh,
+    stride_ql,
+    stride_kb,
+    stride_kh,
+    stride_kl,
+    stride_vb,
+    stride_vh,
+    stride_vl,
+    stride_ob,
+    stride_oh,
+    stride_ol,
+    G,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    DOT: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    VARLEN: tl.constexpr,
+    START: tl.constexpr,
+    END: tl.constexpr,
+    PARALLEL: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Rows of a tile are (query, head of the group) pairs that share a key head.
 
     Grid (row tiles, key heads, sequences, times splits if PARALLEL).
@@ -149,8 +185,28 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, o_ptr, ws_ptr, counter_ptr, cu_q, cu_k
         s = tl.program_id(2) % NSPLITS
         if (s < s_lo) | (s >= s_hi):
             return
-        m2, l2, acc2 = one_split(q, k_ptr, v_ptr, s, top, full, first, last, low, factor, stride_kl,
-                                 stride_vl, BM, D, DP, DOT, BN, SPLIT, WINDOW, PRECISION)  # fmt: skip
+        m2, l2, acc2 = one_split(
+            q,
+            k_ptr,
+            v_ptr,
+            s,
+            top,
+            full,
+            first,
+            last,
+            low,
+            factor,
+            stride_kl,
+            stride_vl,
+            BM,
+            D,
+            DP,
+            DOT,
+            BN,
+            SPLIT,
+            WINDOW,
+            PRECISION,
+        )
         group = (b * tl.num_programs(1) + head) * tl.num_programs(0) + tile
         space = BM * (DP + 2)
         mine = ws_ptr + group * NSPLITS * space

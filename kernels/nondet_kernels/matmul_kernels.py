@@ -2,8 +2,9 @@
 
 The reduced axis is cut into S slices at multiples of ``KS``, both functions of (N, K) alone. A
 slice is accumulated in FP32 in ascending k; the S partial sums are added in slice order, starting
-from +0. FP32 and FP64 products sum each pair of BLOCK_K by itself before adding it (BLOCKED), because a chain
-of K additions would lose more digits than torch does; their BLOCK_K is part of the order. Which program does which slice, and with what tile, is free: it cannot change a bit.
+from +0. FP32 and FP64 products sum each pair of BLOCK_K by itself before adding it (BLOCKED),
+because a chain of K additions would lose more digits than torch does; their BLOCK_K is part of the
+order. Which program does which slice, and with what tile, is free: it cannot change a bit.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def slice_product(a_ptr, b_ptr, m, n, k0, k1, M, N, stride_am, stride_ak, stride
     if BLOCKED:
         for base in range(k0, k1, 2 * BK):
             # Two products of BK make a block; one alone would be fused with the addition.
-            part = one_product(x, w, k, k1 - base, x_mask, w_mask, tl.zeros(acc.shape, dtype=ACC), SWAP, EVEN_K, PRECISION,
+            part = tl.zeros(acc.shape, dtype=ACC)
+            part = one_product(x, w, k, k1 - base, x_mask, w_mask, part, SWAP, EVEN_K, PRECISION,
                                ACC)  # fmt: skip
             x += tl.cast(stride_ak, tl.int64) * BK
             w += tl.cast(stride_bk, tl.int64) * BK

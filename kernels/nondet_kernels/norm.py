@@ -16,19 +16,17 @@ from typing import Any
 
 import torch
 
+from .arithmetic import divide, square_root, tree_sum
 from .support import (
     cdiv,
-    divide,
     jit_free,
     next_power_of_2,
     on_device,
     processors,
     require,
     row_warps,
-    square_root,
     start,
     tl,
-    tree_sum,
 )
 
 CHUNK = 16384
@@ -56,10 +54,31 @@ def layer_norm_reference(x: torch.Tensor, weight: torch.Tensor | None = None,
 
 
 @jit_free("M")
-def norm_kernel(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr, M, D,
-                stride_x, stride_r, eps, eps_low, R: tl.constexpr, B: tl.constexpr, ONE: tl.constexpr,
-                CENTRE: tl.constexpr, RESIDUAL: tl.constexpr, WEIGHT: tl.constexpr,
-                BIAS: tl.constexpr, STATS: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
+def norm_kernel(
+    x_ptr,
+    r_ptr,
+    w_ptr,
+    b_ptr,
+    y_ptr,
+    h_ptr,
+    mean_ptr,
+    rstd_ptr,
+    M,
+    D,
+    stride_x,
+    stride_r,
+    eps,
+    eps_low,
+    R: tl.constexpr,
+    B: tl.constexpr,
+    ONE: tl.constexpr,
+    CENTRE: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    BIAS: tl.constexpr,
+    STATS: tl.constexpr,
+    ACC: tl.constexpr,
+):
     """R rows a program; B columns at a time; one block if ONE, else chunks of B."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     col = tl.arange(0, B)[None, :]
@@ -104,7 +123,7 @@ def norm_kernel(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr, M,
             lanes += x * x
         square = tree_sum(lanes)
     variance = divide(square, tl.full((R,), D, ACC)) + tl.full((R,), eps, ACC)
-    if ACC == tl.float64:
+    if tl.float64 == ACC:
         variance += tl.full((R,), eps_low, ACC)
     rstd = divide(tl.full((R,), 1.0, ACC), square_root(variance))
     if STATS:

@@ -2,8 +2,9 @@
 
 The reduced elements are numbered in row-major order of the reduced dimensions. Element j goes to
 lane ``j % 1024``; a lane adds its elements in ascending order (for FP32 and FP64 inputs it keeps
-what each addition loses and gives it back at the end); the lanes are added as in ``tree_sum``. More than ``PART`` elements are cut into parts of ``PART``, whose sums are then
-reduced the same way. Layout, strides and the number of rows do not enter.
+what each addition loses and gives it back at the end); the lanes are added as in ``tree_sum``.
+More than ``PART`` elements are cut into parts of ``PART``, whose sums are then reduced the same
+way. Layout, strides and the number of rows do not enter.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Sequence
 
 import torch
 
+from .arithmetic import divide, tree_sum, tree_sum_columns
 from .support import (
     HALVES,
     LANES,
     cdiv,
-    divide,
     jit,
     jit_free,
     next_power_of_2,
@@ -27,8 +28,6 @@ from .support import (
     row_warps,
     start,
     tl,
-    tree_sum,
-    tree_sum_columns,
 )
 
 PART = 8192

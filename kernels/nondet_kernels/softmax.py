@@ -15,11 +15,9 @@ from typing import Any
 
 import torch
 
+from .arithmetic import divide, exact_exp, exact_log, tree_sum
 from .support import (
     cdiv,
-    divide,
-    exact_exp,
-    exact_log,
     jit,
     jit_free,
     next_power_of_2,
@@ -29,7 +27,6 @@ from .support import (
     row_warps,
     start,
     tl,
-    tree_sum,
 )
 
 WIDE = 8192
@@ -213,6 +210,10 @@ def _launch(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
         grid = (chunks, x[part].shape[0], 1)
         start(chunk_kernel, grid, (x[part], m[0, part], m[1, part], d, x.stride(0), chunks),
               dict(B=WIDE, FAST=fast, ACC=acc), options)  # fmt: skip
-        start(write_kernel, grid, (x[part], m[0, part], m[1, part], y[part], d, x.stride(0), chunks),
-              dict(P=next_power_of_2(chunks), B=WIDE, LOG=log, FAST=fast, ACC=acc),
-              options)  # fmt: skip
+        start(
+            write_kernel,
+            grid,
+            (x[part], m[0, part], m[1, part], y[part], d, x.stride(0), chunks),
+            dict(P=next_power_of_2(chunks), B=WIDE, LOG=log, FAST=fast, ACC=acc),
+            options,
+        )

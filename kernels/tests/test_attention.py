@@ -20,7 +20,10 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tensors(batch: int = 2, dtype: torch.dtype = torch.float16) -> list[torch.Tensor]:
     gen = torch.Generator().manual_seed(3)
-    return [torch.randn((batch, h, n, D), generator=gen).to(dtype) for h, n in ((H, LQ), (HK, LK), (HK, LK))]
+    return [
+        torch.randn((batch, h, n, D), generator=gen).to(dtype)
+        for h, n in ((H, LQ), (HK, LK), (HK, LK))
+    ]
 
 
 @pytest.mark.parametrize("parallel", [False, True])
@@ -37,7 +40,9 @@ def test_against_float64(causal: bool, parallel: bool, dtype: torch.dtype) -> No
 def test_window(window: int) -> None:
     q, k, v = tensors()
     got = at.attention(q, k, v, window=window)
-    torch.testing.assert_close(got, at.attention_reference(q, k, v, window=window), rtol=3e-3, atol=3e-3)
+    torch.testing.assert_close(
+        got, at.attention_reference(q, k, v, window=window), rtol=3e-3, atol=3e-3
+    )
     last = at.attention(q[:, :, -1:], k, v, window=window, parallel=True)
     assert torch.equal(last[:, :, 0], got[:, :, -1])
 

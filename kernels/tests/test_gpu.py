@@ -12,11 +12,11 @@ import check_bits
 import check_plans
 import pytest
 import torch
-from check_bits import data, same
 from nondet_kernels import attention as at
 from nondet_kernels import matmul as mm
 from nondet_kernels import norm, reduce, softmax
 from nondet_kernels.matmul_plan import Plan
+from operations import data, same
 
 pytestmark = pytest.mark.gpu
 

@@ -1,7 +1,7 @@
 """matmul, bmm and linear through Triton's interpreter: torch semantics and the order of sums.
 
-The interpreter multiplies blocks with NumPy, whose bits depend on the block's shape; so data here is
-small integers, exact in any order, except where one element a slice makes the order visible.
+The interpreter multiplies blocks with NumPy, whose bits depend on the block's shape; so data here
+is small integers, exact in any order, except where one element a slice makes the order visible.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import pytest
 import torch
 from nondet_kernels import matmul as mm
+from nondet_kernels import matmul_launch as ml
 from nondet_kernels.matmul_plan import Plan
 
 PLANS = [
@@ -87,10 +88,14 @@ def test_a_row_alone_and_in_a_batch(m: int) -> None:
 @pytest.mark.parametrize("kind", ["scalar", "row", "column", "full", "strided"])
 def test_alpha_beta_and_every_bias_shape(alpha: float, beta: float, kind: str) -> None:
     a, b = ints(6, 20, dtype=torch.float32), ints(20, 10, dtype=torch.float32, seed=1)
-    shape = {"scalar": (), "row": (10,), "column": (6, 1), "full": (6, 10), "strided": (10, 6)}[kind]
+    shape = {"scalar": (), "row": (10,), "column": (6, 1), "full": (6, 10), "strided": (10, 6)}[
+        kind
+    ]
     c = ints(*shape, dtype=torch.float32, seed=2)
     c = c.t() if kind == "strided" else c
-    assert torch.equal(mm.matmul(a, b, c, alpha, beta), torch.addmm(c, a, b, alpha=alpha, beta=beta))
+    assert torch.equal(
+        mm.matmul(a, b, c, alpha, beta), torch.addmm(c, a, b, alpha=alpha, beta=beta)
+    )
 
 
 def test_beta_zero_ignores_nan_in_the_bias() -> None:
@@ -106,7 +111,9 @@ def test_empty_sizes() -> None:
     assert mm.matmul(torch.empty(2, 4), torch.empty(4, 0)).shape == (2, 0)
     assert torch.equal(mm.matmul(torch.empty(2, 0), torch.empty(0, 3)), torch.zeros(2, 3))
     c = torch.arange(3, dtype=f)
-    assert torch.equal(mm.matmul(torch.empty(2, 0), torch.empty(0, 3), c, beta=2.0), 2 * c.expand(2, 3))
+    assert torch.equal(
+        mm.matmul(torch.empty(2, 0), torch.empty(0, 3), c, beta=2.0), 2 * c.expand(2, 3)
+    )
     assert mm.linear(torch.empty(0, 5, 4), torch.empty(3, 4)).shape == (0, 5, 3)
     assert mm.bmm(torch.empty(0, 2, 4), torch.empty(0, 4, 3)).shape == (0, 2, 3)
 
@@ -162,7 +169,9 @@ def test_bmm_and_appended_zeros() -> None:
 
 
 def test_linear_backward() -> None:
-    x, w, c = (ints(*s, dtype=torch.float32, seed=i) for i, s in enumerate([(2, 3, 8), (5, 8), (5,)]))
+    x, w, c = (
+        ints(*s, dtype=torch.float32, seed=i) for i, s in enumerate([(2, 3, 8), (5, 8), (5,)])
+    )
     g = ints(2, 3, 5, dtype=torch.float32, seed=4)
     args = [t.clone().requires_grad_() for t in (x, w, c)]
     ours = torch.autograd.grad(mm.linear(*args), args, g)
@@ -184,7 +193,7 @@ def test_remembered_launches_give_the_same(monkeypatch: pytest.MonkeyPatch) -> N
         kernel[grid](*args, **constants)
         return Compiled(kernel)
 
-    monkeypatch.setattr(mm, "start", start)
+    monkeypatch.setattr(ml, "start", start)
     monkeypatch.setattr(mm, "_ready", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     a, w, c = ints(5, 64), ints(24, 64, seed=1), ints(24, seed=2)
@@ -192,6 +201,8 @@ def test_remembered_launches_give_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(mm._ready) == 2
     other = ints(5, 64, seed=7)
     assert torch.equal(mm.linear(other, w, c), mm.matmul_reference(other, w.t(), c))
-    assert torch.equal(mm.matmul(other, w.t(), c, 0.5, 2.0), mm.matmul_reference(other, w.t(), c, 0.5, 2.0))
+    assert torch.equal(
+        mm.matmul(other, w.t(), c, 0.5, 2.0), mm.matmul_reference(other, w.t(), c, 0.5, 2.0)
+    )
     assert torch.equal(mm.linear(a, w, c), first[0])
     assert len(mm._ready) == 2

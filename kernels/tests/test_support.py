@@ -85,7 +85,9 @@ def test_plans_cover_every_number_of_rows() -> None:
         for _, how in rows:
             assert how.kernel in ("tile", "stream")
             assert how.kernel == "tile" or how.bk <= mp.SLICE_UNIT
-    for m, (n, k) in itertools.product([1, 64, 65, 4096], [(1, 1), (5, 999), (1536, 8960), (10**6, 3)]):
+    for m, (n, k) in itertools.product(
+        [1, 64, 65, 4096], [(1, 1), (5, 999), (1536, 8960), (10**6, 3)]
+    ):
         for bits, aligned in ((16, True), (16, False), (32, False), (64, False)):
             how = mp.plan(m, n, k, bits, aligned, 132)
             assert how.kernel == "tile" or aligned
@@ -95,8 +97,17 @@ def test_plans_cover_every_number_of_rows() -> None:
 def test_block_k_of_exact_types_does_not_follow_the_rows() -> None:
     """Their blocks are part of the order of additions."""
     for bits in (32, 64):
-        assert len({mp.generic(m, n, bits, c, 132).bk
-                    for m in (1, 16, 17, 5000) for n in (1, 5000) for c in (1, 2)}) == 1  # fmt: skip
+        assert (
+            len(
+                {
+                    mp.generic(m, n, bits, c, 132).bk
+                    for m in (1, 16, 17, 5000)
+                    for n in (1, 5000)
+                    for c in (1, 2)
+                }
+            )
+            == 1
+        )
 
 
 def test_everything_imports_without_triton() -> None:
@@ -110,7 +121,9 @@ def test_everything_imports_without_triton() -> None:
         "except support.KernelUnavailable as error: print(error)\n"
     )
     path = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
-    done = subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "triton is not installed" in done.stdout
 
@@ -130,8 +143,8 @@ found = {}
 for m, n, bits in ((1, 1, 32), (64, 1, 32), (5000, 7, 32), (64, 64, 16), (64, 1, 64)):
     how = mp.generic(m, n, bits, 1, 132)
     kind = {16: "bf16", 32: "fp32", 64: "fp64"}[bits]
-    const = dict(BM=how.bm, BN=how.bn, BK=how.bk, SWAP=False, MODE="whole", EVEN_K=False, WIDE=False,
-                 HAS_C=True, PLAIN=False, PRECISION="ieee", BLOCKED=bits > 16, S=1,
+    const = dict(BM=how.bm, BN=how.bn, BK=how.bk, SWAP=False, MODE="whole", EVEN_K=False,
+                 WIDE=False, HAS_C=True, PLAIN=False, PRECISION="ieee", BLOCKED=bits > 16, S=1,
                  ACC=tl.float64 if bits == 64 else tl.float32)
     names = mk.tile_kernel.arg_names
     def kind_of(name):
@@ -152,7 +165,9 @@ print(json.dumps(found))
 def test_generic_plans_fit_small_gpus() -> None:
     """N = 1 in FP32 once asked for 131,072 bytes elsewhere; consumer parts have 101,376."""
     env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     shared = json.loads(done.stdout)
     assert len(shared) == 5
