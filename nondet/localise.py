@@ -18,7 +18,10 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison that the command line asks for; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not 0 <= options.row < options.batch_size:
+        parser.error(f"row={options.row}: must be 0 to {options.batch_size - 1}")
     import torch
     import transformers
 

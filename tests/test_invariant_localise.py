@@ -1,0 +1,60 @@
+"""python -m nondet.localise: exit codes, and how rows of two passes are matched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_tiny_llama
+
+from nondet.invariant.localise import Finding, _Record, _Recorder, compare, row_of
+from nondet.localise import main
+
+
+def recorded(*steps: list[tuple[str, list[torch.Tensor], list[torch.Tensor]]]) -> _Recorder:
+    return _Recorder([[_Record(op, "m", ins, outs) for op, ins, outs in step] for step in steps])
+
+
+def test_rows_are_found_by_shape() -> None:
+    many = torch.arange(24).view(4, 2, 3)
+    assert torch.equal(row_of(many, torch.zeros(1, 2, 3), 4, 2), many[2:3])  # type: ignore[arg-type]
+    flat = many.view(8, 3)
+    assert torch.equal(row_of(flat, torch.zeros(2, 3), 4, 1), flat[2:4])  # type: ignore[arg-type]
+    assert row_of(many, torch.zeros(4, 2, 3), 4, 2) is many  # weights: the same for both
+    assert row_of(many, torch.zeros(1, 2, 2), 4, 2) is None
+    assert row_of(many, torch.zeros(2, 3), 4, 2) is None
+
+
+def test_the_first_operation_with_equal_inputs_is_named() -> None:
+    x, y, z = torch.ones(1, 2), torch.zeros(1, 2), torch.full((1, 2), 2.0)
+    both = torch.cat([x, x])
+    alone = recorded([("a", [x], [y]), ("b", [y], [z])])
+    good = recorded([("a", [both], [torch.cat([y, x])]), ("b", [torch.cat([y, x])], [both * 2])])
+    assert compare(alone, good, 2, 0) == Finding("identical")
+    bad = recorded([("a", [both], [torch.cat([y, x])]), ("b", [torch.cat([y, x])], [both * 3])])
+    found = compare(alone, bad, 2, 0)
+    assert (found.status, found.operation, found.index) == ("located", "b", 1)
+    assert (found.differing, found.elements, found.largest) == (2, 2, 1.0)
+    other = recorded([("a", [both], [torch.cat([y, x])]), ("c", [both], [both])])
+    assert compare(alone, other, 2, 0).status == "unmatched"
+    shorter = recorded([("a", [both], [torch.cat([y, x])])])
+    assert "inconclusive" in str(compare(alone, shorter, 2, 0))
+    # A result that differs only because its inputs already did is not the place to look.
+    late = recorded([("a", [both * 5], [both * 5]), ("b", [both * 5], [both * 5])])
+    assert compare(alone, late, 2, 0).status == "inherited"
+
+
+def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(make_tiny_llama(tmp_path / "tiny", hidden_size=384, intermediate_size=688))
+    base = ["--model", model, "--dtype", "fp32", "--steps", "1", "--batch-size", "4"]
+    assert main([*base, "--kernels", "invariant"]) == 0
+    assert "identical" in capsys.readouterr().out
+    assert main(base) == 1
+    assert "same inputs, other outputs" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        main([*base[:-1], "1"])
+    assert stopped.value.code == 2
+    with pytest.raises(SystemExit) as stopped:
+        main([*base, "--row", "4"])
+    assert stopped.value.code == 2
