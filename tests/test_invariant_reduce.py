@@ -229,3 +229,22 @@ def test_shares_of_threads_are_whole_vectors() -> None:
             used = min(threads, math.ceil(length / 32768)) if length > 32768 else 1
             assert math.ceil(length / used) % STEP == 0
     assert "silu" in NAMES
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_norms_and_argmax_hold_without_an_override(dtype: torch.dtype) -> None:
+    # No CPU kernel stands behind these two groups: torch's own row loops have to hold.
+    for width in (1, 3, 31, 64, 100, 577, 40_000):
+        x = data(9, width, dtype=dtype, seed=width)
+        weight, bias = data(width, dtype=dtype, seed=1), data(width, dtype=dtype, seed=2)
+        for op in (
+            lambda row, s=width, w=weight, b=bias: torch.nn.functional.layer_norm(row, (s,), w, b),
+            lambda row, s=width, w=weight: torch.nn.functional.rms_norm(row, (s,), w),
+        ):
+            whole = op(x)
+            for row in range(9):
+                assert same_bits(op(x[row : row + 1].clone()), whole[row : row + 1]), width
+        tied = torch.zeros(4, width + 2, dtype=dtype)
+        tied[:, width // 2] = tied[:, width + 1] = 1
+        assert tied.argmax(-1).tolist() == [width // 2] * 4
+        assert int(tied[0].argmax()) == width // 2
