@@ -17,7 +17,7 @@ import torch
 
 from .matmul_launch import Again, launch
 from .matmul_plan import Plan, slices
-from .support import on_device, require
+from .support import differentiable, on_device, require
 
 
 def matmul_reference(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None,
@@ -96,10 +96,10 @@ def _remember(key: Any, again: Callable[..., None], shape: Sequence[int], like: 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
            allow_tf32: bool = False) -> torch.Tensor:  # fmt: skip
     """``x @ weight.T + bias`` with x (..., K), weight (N, K), bias (N,); differentiable."""
-    if torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (x, weight, bias)
-    ):
-        result: torch.Tensor = _Linear.apply(x, weight, bias, allow_tf32)  # type: ignore[no-untyped-call]
+    if differentiable(x, weight, bias):
+        result: torch.Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
+            x, weight, bias, allow_tf32
+        )
         return result
     return _linear(x, weight, bias, allow_tf32)
 

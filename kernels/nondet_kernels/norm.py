@@ -19,6 +19,7 @@ import torch
 from .arithmetic import divide, square_root, tree_sum
 from .support import (
     cdiv,
+    differentiable,
     jit_free,
     next_power_of_2,
     on_device,
@@ -199,9 +200,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float | N
             type of x, and ``y = rms_norm(h)``.
     """
     eps = torch.finfo(x.dtype).eps if eps is None else eps
-    if residual is None and torch.is_grad_enabled() and (
-        x.requires_grad or (weight is not None and weight.requires_grad)
-    ):  # fmt: skip
+    if residual is None and differentiable(x, weight):
         return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     width = x.shape[-1] if weight is None else weight.numel()
     y, h, _, _ = _launch(x, weight, None, eps, residual, False, False, width)

@@ -18,6 +18,7 @@ import torch
 from .arithmetic import divide, exact_exp, exact_log, tree_sum
 from .support import (
     cdiv,
+    differentiable,
     jit,
     jit_free,
     next_power_of_2,
@@ -164,7 +165,7 @@ def _call(x: torch.Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> to
     out = dtype or x.dtype
     if out.itemsize != 4 or x.dtype.itemsize != 2:
         x = x.to(out)  # 16-bit inputs are widened inside the kernel, exactly.
-    if torch.is_grad_enabled() and x.requires_grad:
+    if differentiable(x):
         result: torch.Tensor = _Softmax.apply(x, dim, out, log)  # type: ignore[no-untyped-call]
         return result
     return _forward(x, dim, out, log)

@@ -61,6 +61,18 @@ def require(*tensors: torch.Tensor | None) -> torch.device:
     return device
 
 
+def differentiable(*tensors: torch.Tensor | None) -> bool:
+    """Whether a call should record its own backward.
+
+    Not below the dispatcher's autograd layer: where an aten operation is replaced, torch has
+    recorded that operation's backward already, and the inputs still say that they need one.
+    """
+    if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in tensors):
+        return False
+    key = torch._C.DispatchKey.AutogradFunctionality
+    return not torch._C._dispatch_tls_is_dispatch_key_excluded(key)
+
+
 class on_device:
     """Make the tensors' device current, so that a launch never lands on another GPU."""
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +173,25 @@ def test_generic_plans_fit_small_gpus() -> None:
     shared = json.loads(done.stdout)
     assert len(shared) == 5
     assert max(shared.values()) <= 101_376, shared
+
+
+def test_no_second_backward_below_autograd() -> None:
+    """A replaced aten operation sees inputs that need gradients; torch has recorded its own."""
+    seen = []
+
+    def replaced(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+        seen.append((torch.is_grad_enabled(), x.requires_grad, support.differentiable(x)))
+        return x.exp() / x.exp().sum(dim, keepdim=True)
+
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            library.impl("_softmax", replaced, "CPU")
+        x = torch.randn(2, 3, requires_grad=True)
+        assert support.differentiable(x)
+        torch.softmax(x, 1).sum().backward()
+    finally:
+        library._destroy()
+    assert seen == [(True, True, False)]
+    assert not support.differentiable(x.detach(), None)
