@@ -60,6 +60,22 @@ def test_prefill_chunks_and_decode_agree(dtype: torch.dtype, heads: int, kv_head
         assert same_bits(later, whole[:, :, cut:])
 
 
+def test_several_threads() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for heads, kv_heads in ((1, 1), (9, 3)):
+            for dtype in (torch.bfloat16, torch.float32):
+                q, k, v = qkv(3, heads, kv_heads, 70, 64, dtype)
+                whole, _ = attention(q, k, v, None, None, True)
+                for row in range(3):
+                    part = [x[row : row + 1] for x in (q[:, :, 69:], k, v)]
+                    one, _ = attention(*part, None, None, False)
+                    assert same_bits(one, whole[row : row + 1, :, 69:])
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_left_padding_from_0_to_70(dtype: torch.dtype) -> None:
     # A11: a padded length of 1 modulo 32 once moved logits by 30 to 50.

@@ -58,6 +58,21 @@ def test_every_row_has_the_bits_it_has_alone(switch: invariant, dtype: torch.dty
     assert cases > 2000
 
 
+@pytest.mark.parametrize("threads", [2, 3])
+def test_several_threads(switch: invariant, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for dtype in (torch.bfloat16, torch.float32):
+            for n, k in ((576, 1536), (192, 576)):
+                x, weights = drawn("cancelling", 70, n, k, dtype)
+                wanted = alone(x, weights)
+                for rows in (2, 4, 16, 33, 64, 70):
+                    assert same_bits(torch.mm(x[:rows], weights.t()), wanted[:rows]), (n, k, rows)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_neighbours_of_any_value_change_nothing(switch: invariant) -> None:
     for dtype in DTYPES:
         x, weights = drawn("normal", 9, 48, 80, dtype)
