@@ -178,7 +178,7 @@ import os, json
 
 def make(**factors):
     options = {{"eager": True, "max_length": 512}}
-    values = {{"batch_size": 4, "max_new_tokens": 24, "threads": 2, **factors}}
+    values = {{"batch_size": 4, "max_new_tokens": 16, "threads": 1, **factors}}
     setting = setting_from({{"backend": {{"name": "vllm", **options}}, **values}})
     os.environ.update(VLLMBackend.environment(setting))
     return VLLMBackend(setting, {model!r})
@@ -208,7 +208,7 @@ class TestRealVLLM:
         paths = [str(ROOT / "tests"), str(ROOT)]
         script.write_text(PROBE.format(paths=paths, model=str(model)))
         done = subprocess.run(
-            [str(PYTHON), str(script)], capture_output=True, text=True, timeout=600, check=False
+            [str(PYTHON), str(script)], capture_output=True, text=True, timeout=900, check=False
         )
         assert done.returncode == 0, done.stderr[-2000:]
 
@@ -261,9 +261,9 @@ class TestRealVLLM:
         common = ["backend.eager=true", "backend.max_length=1024", "threads=2", "task.limit=8"]
         if "backend=vllm" in words:
             common.append(f"backend.python={PYTHON}")
-        command = [sys.executable, "-m", "nondet.run", *common, *words]
+        common += ["max_new_tokens=32", f"outputs={tmp_path}/out"]
         done = subprocess.run(
-            [*command, "max_new_tokens=32", f"outputs={tmp_path}/out"],
+            [sys.executable, "-m", "nondet.run", *common, *words],
             cwd=ROOT,
             env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
             capture_output=True,

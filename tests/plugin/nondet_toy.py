@@ -77,7 +77,8 @@ class ToyBackend(Backend):
         rng = np.random.default_rng(list(seed[:8]))
         k = self.setting.top_k
         length = int(rng.integers(1, self.setting.max_new_tokens + 1))
-        ids = rng.integers(0, 99, (length, k)).astype(np.int32)
+        ids = rng.permuted(np.tile(np.arange(99, dtype=np.int32), (length, 1)), axis=1)[:, :k]
+        ids = np.ascontiguousarray(ids)
         top = np.sort(-rng.exponential(1, (length, k)))[:, ::-1].astype(np.float32)
         reason = "length" if length == self.setting.max_new_tokens else "stop"
         text = " ".join(str(token) for token in ids[:, 0])

@@ -1,0 +1,176 @@
+"""Servers of engines: their command lines, waiting, failing, and what is left afterwards."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nondet import serve
+from nondet.backends.limits import descendants
+from nondet.backends.openai import OpenAIBackend
+from nondet.settings import Setting, SettingError, setting_from
+
+SERVER = """
+import http.server, subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *args): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+DYING = "import sys; print('loading'); print('CUDA out of memory'); sys.exit(3)"
+SILENT = "import time; print('still loading', flush=True); time.sleep(600)"
+
+
+def setting(name: str, **values: Any) -> Setting:
+    factors = {key: values.pop(key) for key in ("kernels", "batch_size", "dtype") if key in values}
+    return setting_from({"backend": {"name": name, **values}, **factors})
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put a program of ours in the place of the engine's server."""
+
+    def use(code: str) -> None:
+        def command(asked: Setting, model: str, port: int) -> list[str]:
+            return [sys.executable, "-c", code, str(port)]
+
+        monkeypatch.setattr(serve, "command_line", command)
+
+    return use
+
+
+def gone(pids: list[int]) -> bool:
+    for _ in range(100):
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_vllm_command_line() -> None:
+    asked = setting("vllm", eager=True, chunk_tokens=64, cuda_graph="none", batch_size=3)
+    words = serve.command_line(asked, "folder", 1234)
+    line = " ".join(words)
+    assert words[1:5] == ["-m", "vllm.entrypoints.cli.main", "serve", "folder"]
+    for part in (
+        "--port 1234",
+        "--max-num-seqs 3",
+        "--no-enable-prefix-caching",
+        "--enforce-eager",
+        "--max-num-batched-tokens 64",
+        "--logprobs-mode raw_logprobs",
+        '--compilation-config {"cudagraph_mode": "NONE"}',
+        "--host 127.0.0.1",
+    ):
+        assert part in line
+    plain = " ".join(serve.command_line(setting("vllm"), "folder", 1))
+    assert "enforce-eager" not in plain
+
+
+def test_sglang_command_line() -> None:
+    asked = setting("sglang", attention_backend="triton", kernels="invariant", dtype="fp16")
+    line = " ".join(serve.command_line(asked, "folder", 1234))
+    for part in (
+        "-m sglang.launch_server",
+        "--model-path folder",
+        "--enable-deterministic-inference",
+        "--disable-radix-cache",
+        "--attention-backend triton",
+        "--dtype float16",
+    ):
+        assert part in line
+    assert "--no-" not in line
+
+
+def test_only_engines_have_servers() -> None:
+    with pytest.raises(SettingError, match="vllm, sglang"):
+        serve.command_line(setting("hf"), "folder", 1)
+
+
+def test_a_server_is_waited_for_and_nothing_of_it_stays(program: Any) -> None:
+    program(SERVER)
+    with serve.serve(setting("vllm"), "folder", start_timeout_s=30) as server:
+        assert server.url.startswith("http://127.0.0.1:")
+        assert server.url.endswith("/v1")
+        pids = [server.pid, *descendants(server.pid)]
+        assert len(pids) == 2
+    assert gone(pids)
+
+
+def test_nothing_stays_after_an_error_inside(program: Any) -> None:
+    program(SERVER)
+    pids: list[int] = []
+
+    def work() -> None:
+        with serve.serve(setting("vllm"), "m", start_timeout_s=30) as server:
+            pids.extend([server.pid, *descendants(server.pid)])
+            raise KeyError("ours")
+
+    with pytest.raises(KeyError):
+        work()
+    assert len(pids) == 2
+    assert gone(pids)
+
+
+def test_a_server_that_dies_gives_the_end_of_its_log(program: Any) -> None:
+    program(DYING)
+    with (
+        pytest.raises(serve.ServerError, match=r"ended with 3; log: loading \| CUDA out"),
+        serve.serve(setting("vllm"), "folder", start_timeout_s=30),
+    ):
+        pass
+
+
+def test_a_server_that_hangs_is_given_up(program: Any) -> None:
+    program(SILENT)
+    before = set(descendants())
+    with (
+        pytest.raises(serve.ServerError, match="not ready after 1 s; log: still loading"),
+        serve.serve(setting("vllm"), "folder", start_timeout_s=1),
+    ):
+        pass
+    assert gone([pid for pid in descendants() if pid not in before])
+
+
+def test_a_program_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "command_line", lambda *_: ["/no/such/program"])
+    with (
+        pytest.raises(serve.ServerError, match="/no/such/program: No such file"),
+        serve.serve(setting("vllm"), "folder"),
+    ):
+        pass
+
+
+def test_the_endpoint_hands_its_factors_to_the_engine_it_serves() -> None:
+    asked = setting_from(
+        {
+            "backend": {"name": "openai", "serve": "vllm", "eager": True, "load_rate": 2},
+            "batch_size": 2,
+            "kernels": "invariant",
+        }
+    )
+    OpenAIBackend.check(asked)
+    engine = serve.engine_setting(asked, OpenAIBackend(asked, "m").options)
+    assert engine.backend.name == "vllm"
+    assert dict(engine.backend.options) == {"eager": True}
+    assert (engine.kernels, engine.batch_size) == ("invariant", 2)
+
+
+def test_a_mistake_in_what_is_served_names_its_key() -> None:
+    asked = setting_from(
+        {"backend": {"name": "openai", "serve": "vllm", "eager": True, "cuda_graph": "full"}}
+    )
+    with pytest.raises(SettingError) as caught:
+        OpenAIBackend.check(asked)
+    assert caught.value.key == "backend.eager"
+
+
+def test_a_mistake_in_the_command_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main(["backend=vllm", "batch_size=0"]) == 2
+    assert "batch_size=0" in capsys.readouterr().err
