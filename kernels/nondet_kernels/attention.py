@@ -15,12 +15,15 @@ then exact, and it does not matter when, or in how many steps, the maximum was f
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from .attention_kernels import attention_kernel
+from .matmul import bmm
 from .matmul_launch import scratch
+from .softmax import softmax
 from .support import cdiv, next_power_of_2, on_device, processors, require, start, tl
 
 BLOCK = 64
@@ -66,7 +69,8 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
     position n - Lq + i.
 
     Args:
-        q: (B, H, Lq, D), any strides; D from 1 to 256. With ``cu_seqlens_q``: (T, H, D).
+        q: (B, H, Lq, D), any strides; D from 1 to 256; for FP64 see ``_float64``. With
+            ``cu_seqlens_q``: (T, H, D).
         k, v: (B, Hkv, Lk, D), H a multiple of Hkv. With ``cu_seqlens_k``: (Tk, Hkv, D).
         causal: a query sees no key after itself.
         scale: factor of the scores, 1 / sqrt(D) if not given.
@@ -90,8 +94,8 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
     if window is not None and (not causal or window < 1):
         raise ValueError(f"attention: window={window} needs causal and at least 1")
     device = require(q, k, v)
-    if not q.dtype == k.dtype == v.dtype or q.dtype == torch.float64:
-        raise TypeError(f"attention: one of bf16, fp16, fp32 expected: {q.dtype}, {k.dtype}")
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"attention: one type expected, not {q.dtype}, {k.dtype}, {v.dtype}")
     if varlen:
         assert cu_seqlens_q is not None
         assert cu_seqlens_k is not None
@@ -114,10 +118,55 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
         q4, scale = -q4, -scale
     o4 = out.transpose(0, 1)[None] if varlen else out
     q4, k4, v4 = (t if t.stride(3) == 1 else t.contiguous() for t in (q4, k4, v4))
+    if q.dtype == torch.float64:
+        parts = _sequences(q4, k4, v4, o4, key_start, key_end, cu_seqlens_q, cu_seqlens_k)
+        for part in parts:
+            _float64(*part, causal=causal, scale=scale, window=window)
+        return out
     with on_device(device):
         _launch(q4, k4, v4, o4, (max_q, max_k, count), causal, scale, window, key_start, key_end,
                 cu_seqlens_q, cu_seqlens_k, allow_tf32, parallel)  # fmt: skip
     return out
+
+
+Sequence = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _sequences(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
+               start: torch.Tensor | None, end: torch.Tensor | None, cu_q: torch.Tensor | None,
+               cu_k: torch.Tensor | None) -> Iterator[Sequence]:  # fmt: skip
+    """(q, k, v, out) of each sequence, each (heads, length, D), without padding."""
+    if cu_q is not None and cu_k is not None:
+        bounds = zip(cu_q[:-1].tolist(), cu_q[1:].tolist(), cu_k[:-1].tolist(), cu_k[1:].tolist(),
+                     strict=True)  # fmt: skip
+        for q0, q1, k0, k1 in bounds:
+            yield q[0, :, q0:q1], k[0, :, k0:k1], v[0, :, k0:k1], o[0, :, q0:q1]
+        return
+    for b in range(q.shape[0]):
+        first = 0 if start is None else int(start[b])
+        last = k.shape[2] if end is None else int(end[b])
+        yield q[b], k[b, :, first:last], v[b, :, first:last], o[b]
+
+
+def _float64(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, *, causal: bool,
+             scale: float, window: int | None) -> None:  # fmt: skip
+    """One sequence by products and softmax in FP64.
+
+    Batch and padding do not matter here; the number of keys does, in the order of the softmax's
+    sum, so that prefill and decode may differ in the last bit.
+    """
+    if k.shape[1] == 0:
+        o.zero_()
+        return
+    k, v = (t.repeat_interleave(q.shape[0] // k.shape[0], 0) for t in (k, v))
+    i = k.shape[1] - q.shape[1] + torch.arange(q.shape[1], device=q.device)[:, None]
+    j = torch.arange(k.shape[1], device=q.device)
+    seen = (j <= i) if causal else torch.ones_like(i, dtype=torch.bool) | (j >= 0)
+    if window is not None:
+        seen = seen & (j > i - window)
+    scores = bmm(q, k.transpose(1, 2)).mul_(scale).masked_fill_(~seen, -math.inf)
+    weights = softmax(scores, -1).masked_fill_(~seen, 0.0)
+    o.copy_(bmm(weights, v))
 
 
 def _launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,

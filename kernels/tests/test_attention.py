@@ -120,6 +120,22 @@ def test_rows_of_a_tile_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(at.attention(q, k, v), base, rtol=2e-3, atol=2e-3)
 
 
+def test_float64_goes_sequence_by_sequence() -> None:
+    q, k, v = tensors(dtype=torch.float64)
+    got = at.attention(q, k, v)
+    torch.testing.assert_close(got, at.attention_reference(q, k, v), rtol=1e-13, atol=1e-13)
+    assert torch.equal(at.attention(q[1:], k[1:], v[1:]), got[1:])
+    pad, end = torch.tensor([0, 3]), torch.tensor([LK - 5, LK])
+    ragged = at.attention(q, k, v, key_start=pad, key_end=end, window=9)
+    want = at.attention_reference(q, k, v, key_start=pad, key_end=end, window=9)
+    torch.testing.assert_close(ragged, want, rtol=1e-13, atol=1e-13)
+    cu_q, cu_k = torch.tensor([0, LQ]), torch.tensor([0, LK])
+    flat = at.attention(
+        *(t[0].transpose(0, 1) for t in (q, k, v)), cu_seqlens_q=cu_q, cu_seqlens_k=cu_k
+    )
+    assert torch.equal(flat.transpose(0, 1), got[0])
+
+
 def test_strides_and_mistakes() -> None:
     q, k, v = tensors(1)
     full = at.attention(q, k, v)
