@@ -189,6 +189,65 @@ if __name__ == "__main__":
     print(json.dumps([r.finish_reason for r in wave]))
 """
 
+SAMPLER = """
+import os, sys, json
+sys.path[:0] = {paths}
+from dataclasses import replace
+from nondet.backends.base import Request
+from nondet.backends.vllm import VLLMBackend
+from nondet.settings import setting_from
+
+def tokens(responses):
+    return [response.tokens.tolist() for response in responses]
+
+if __name__ == "__main__":
+    options = {{"eager": True, "max_length": 512}}
+    values = {{"batch_size": 4, "max_new_tokens": 24, "threads": 1}}
+    setting = setting_from({{"backend": {{"name": "vllm", **options}}, **values}})
+    os.environ.update(VLLMBackend.environment(setting))
+    backend = VLLMBackend(setting, {model!r})
+    backend.start()
+    own = Request("own", (500, 600, 700, 800), seed=11)
+    def with_seed(seed):
+        return [own, Request("other", (900, 1000, 1100), seed=seed)]
+    out = {{}}
+    greedy = backend.generate(with_seed(1))
+    out["ties"] = [
+        sum(int(a) == int(b) for a, b in zip(r.tokens, r.top_ids[:, 0])) == len(r.tokens)
+        for r in greedy
+    ]
+    tied = [r.top_logprobs[:, 0] == r.top_logprobs[:, 1] for r in greedy]
+    out["tied_positions"] = sum(int(row.sum()) for row in tied)
+    backend.setting = replace(setting, temperature=1e-8)
+    out["tiny"] = tokens(backend.generate(with_seed(1))) == tokens(greedy)
+    backend.setting = replace(setting, temperature=0.9)
+    first, second, third = (backend.generate(with_seed(s)) for s in (1, 1, 2))
+    out["repeats"] = tokens(first) == tokens(second)
+    out["own_seed"] = tokens(first)[0] == tokens(third)[0]
+    out["other_seed"] = tokens(first)[1] != tokens(third)[1]
+    out["sampled"] = tokens(first) != tokens(greedy)
+    out["raw"] = all(
+        abs(float(a.top_logprobs[0, 0]) - float(b.top_logprobs[0, 0])) == 0
+        for a, b in zip(first, greedy)
+    )
+    from vllm import SamplingParams
+    asked = [{{"prompt_token_ids": list(r.prompt_tokens)}} for r in with_seed(1)]
+    one = SamplingParams(max_tokens=24, temperature=0.0)
+    def run(params):
+        outputs = backend.llm.generate(asked, params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+    mixed = run([one, SamplingParams(max_tokens=24, temperature=0.9, seed=5)])
+    unseeded = run([one, SamplingParams(max_tokens=24, temperature=0.9)])
+    top = run([SamplingParams(max_tokens=24, temperature=0.9, top_k=1, seed=1), one])
+    out["mixed"] = mixed[0] == unseeded[0] == tokens(greedy)[0]
+    out["top_k_1"] = top[0] == tokens(greedy)[0]
+    seeded = SamplingParams(max_tokens=24, temperature=0.9, seed=11)
+    free = SamplingParams(max_tokens=24, temperature=0.9)
+    out["unseeded_neighbour"] = run([seeded, free])[0] == tokens(first)[0]
+    backend.close()
+    print("RESULT " + json.dumps(out))
+"""
+
 
 @pytest.fixture(scope="module")
 def model() -> Path:
@@ -211,6 +270,20 @@ class TestRealVLLM:
             [str(PYTHON), str(script)], capture_output=True, text=True, timeout=900, check=False
         )
         assert done.returncode == 0, done.stderr[-2000:]
+
+    def test_sampler(self, tmp_path: Path, model: Path) -> None:
+        """Own seeds, ties, temperature 0 and nearly 0, greedy rows among sampled ones."""
+        script = tmp_path / "sampler.py"
+        script.write_text(SAMPLER.format(paths=[str(ROOT)], model=str(model)))
+        done = subprocess.run(
+            [str(PYTHON), str(script)], capture_output=True, text=True, timeout=900, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        line = next(one for one in done.stdout.splitlines() if one.startswith("RESULT "))
+        found = json.loads(line.removeprefix("RESULT "))
+        assert found.pop("tied_positions") >= 0
+        assert found.pop("ties") == [True, True], "a tie is won by the lowest id"
+        assert {name for name, held in found.items() if not held} == set()
 
     def test_study_in_process(self, tmp_path: Path) -> None:
         """Mode off: batch size 4 changes an answer, a repeat changes nothing."""
