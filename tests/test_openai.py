@@ -109,6 +109,7 @@ def test_a_fault_without_an_answer_is_tried_again_and_recorded(fault: str, kind:
     responses, observed = ask(Fake("ids", plan={2: fault}), batch_size=1, **slow)
     assert all(same_bits(a, b) for a, b in zip(clean, responses, strict=True))
     assert observed["faults"] == {kind: 1}
+    assert observed["notes"] == [["i2", f"after {kind}"]]
     assert [r.note for r in responses] == ["", "", f"after {kind}", "", "", ""]
 
 
@@ -141,6 +142,7 @@ def test_an_odd_answer_is_refused_and_never_asked_for_again(fault: str, kind: st
     responses, observed = ask(fake, batch_size=1)
     assert [r.finish_reason == "error" for r in responses] == [False, True] + [False] * 4
     assert responses[1].note.startswith(kind)
+    assert observed["notes"] == [["i1", responses[1].note]]
     assert observed["faults"] == {kind: 1}
     assert len(fake.asked) == len(REQUESTS)
 

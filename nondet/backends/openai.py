@@ -56,6 +56,8 @@ TABLE: dict[str, Option] = {
     "serve_python": Option(str, help="its interpreter"),
 }
 PATHS = {"completions": "/completions", "chat": "/chat/completions"}
+# Notes of single items kept in the record; the counts by kind are always whole.
+MOST_NOTES = 200
 # Asked in this order at the start, until the endpoint accepts one.
 PROBES = ((True, True), (False, True), (False, False))
 
@@ -111,6 +113,7 @@ class OpenAIBackend(EngineBackend):
         self.stack.callback(self.endpoint.close)
         self.model = options["served_model"] or self.model_path
         self.seen: Counter[str] = Counter()
+        self.notes: list[list[str]] = []
         self.fingerprints: Counter[str] = Counter()
         self.seen_lock = threading.Lock()
         self._probe()
@@ -169,9 +172,16 @@ class OpenAIBackend(EngineBackend):
             self.endpoint.faults.add(error.kind)
             response = error_response(request.item_id, self.setting.top_k, str(error))
         except EndpointError as error:
-            return error_response(request.item_id, self.setting.top_k, str(error))
+            return self._noted(error_response(request.item_id, self.setting.top_k, str(error)))
         if faults:
             response.note = f"{response.note} after {', '.join(faults)}".strip()
+        return self._noted(response)
+
+    def _noted(self, response: Response) -> Response:
+        """Keep a response's note for the record, up to ``MOST_NOTES`` of them."""
+        with self.seen_lock:
+            if response.note and len(self.notes) < MOST_NOTES:
+                self.notes.append([response.item_id, response.note])
         return response
 
     def _register(self, reply: Mapping[str, Any]) -> None:
@@ -213,6 +223,7 @@ class OpenAIBackend(EngineBackend):
             "extras": self.form["extras"],
             "system_fingerprints": dict(self.fingerprints),
             "faults": self.endpoint.faults.to_dict(),
+            "notes": list(self.notes),
             "load": self.load.counts() if self.load else None,
             "server_command": self.server.shown if self.server else None,
             **self._factors(),
