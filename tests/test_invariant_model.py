@@ -154,6 +154,44 @@ def test_coverage_names_the_holes() -> None:
     assert [entry.verdict for entry in found.entries] == ["hole"]
 
 
+def test_attention_of_another_kind_is_a_hole_and_still_runs() -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, vocab_size=320, sliding_window=8, pad_token_id=0,
+        attn_implementation="eager",
+    )  # fmt: skip
+    model, rows = Gemma2ForCausalLM(config).eval(), prompts(4)
+    default = generate(model, rows, 4, new=3)
+    with invariant_kernels(model) as switch:
+        found = switch.coverage(lambda: generate(model, rows, 4, new=3))
+        again = generate(model, rows, 4, new=3)
+    assert "attention with softcap" in {entry.operation for entry in found.holes}
+    for x, y in zip(default[1], again[1], strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-3)
+
+
+def test_sliding_windows() -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    config = MistralConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=320, sliding_window=8, initializer_range=0.2,
+    )  # fmt: skip
+    model, rows = MistralForCausalLM(config).eval(), prompts()
+    with invariant_kernels(model):
+        wanted = generate(model, rows, 1)
+        for batch, pads in ((3, 0), (8, 0), (4, 9)):
+            assert equal(wanted, generate(model, rows, batch, pads)), (batch, pads)
+        ids = torch.tensor([rows[0] + wanted[0][0]])
+        with torch.inference_mode():
+            whole = model(ids).logits[0, len(rows[0]) - 1 : -1]
+        assert same_bits(whole, wanted[1][0])
+
+
 def located(model: LlamaForCausalLM) -> Finding:
     row = prompts(1)[0]
     others = [[(token + shift) % 317 + 3 for token in row] for shift in (1, 5, 11)]

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from .bits import same_bits
 from .operations import BaseOperations, operation_name
 from .switch import Table, active
+from .transformers_attention import uncovered
 
 VERDICTS = ("covered", "nature", "proven", "hole")
 
@@ -102,6 +103,7 @@ class Watch(BaseOperations):  # type: ignore[no-untyped-call]
             for name in named
         }
         self.seen: dict[str, Seen] = {}
+        uncovered.clear()
 
     def base(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Count one operation and keep a few inputs of those that have to be proven."""
@@ -128,8 +130,6 @@ class Watch(BaseOperations):  # type: ignore[no-untyped-call]
 
     def coverage(self) -> Coverage:
         """Judge what was seen; operations that are neither covered nor exact are probed."""
-        from .transformers_attention import uncovered
-
         entries = [_judge(seen) for seen in self.seen.values()]
         entries += [
             Entry(reason, 1, "hole", "ran the model's own function") for reason in uncovered
