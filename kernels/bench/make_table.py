@@ -1,6 +1,6 @@
 """Turn CSV files of tune_matmul.py into the frozen table of plans.
 
-    python kernels/bench/make_table.py kernels/nondet_kernels/tables/hopper.json TUNE.csv ...
+    python kernels/bench/make_table.py kernels/nondet_kernels/tables/hopper.json TUNE.csv[.gz] ...
 
 For each shape and number of rows, the plan with the best ratio to torch in its own run.
 """
@@ -8,6 +8,7 @@ For each shape and number of rows, the plan with the best ratio to torch in its 
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ def read(paths: list[str]) -> dict[Key, tuple[float, str]]:
     """(N, K, M) -> best ratio to torch in its own run, and that plan."""
     best: dict[Key, tuple[float, str]] = {}
     for path in paths:
-        with Path(path).open() as file:
+        with gzip.open(path, "rt") if path.endswith(".gz") else Path(path).open() as file:
             for row in csv.DictReader(file):
                 n, k, m, s = (int(row[c]) for c in ("n", "k", "m", "s"))
                 # Plans of earlier layouts, with warp specialisation, end with True.

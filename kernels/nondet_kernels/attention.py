@@ -26,9 +26,9 @@ from .matmul_launch import scratch
 from .softmax import softmax
 from .support import cdiv, next_power_of_2, on_device, processors, require, start, tl
 
-BLOCK = 64
-"""Keys of a block for 16-bit types; FP32 takes half."""
-SPLIT = 512
+BLOCK = 128
+"""Keys of a block; see ``block_of`` for the types and widths that take fewer."""
+SPLIT = 256
 """Keys of a split: few enough that one sequence fills the GPU at decode."""
 
 
@@ -194,7 +194,7 @@ def _launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
         DP=padded,
         DOT=_DOT[q.dtype],
         BM=bm,
-        BN=BLOCK if q.element_size() == 2 else BLOCK // 2,
+        BN=block_of(padded, q.element_size()),
         SPLIT=SPLIT,
         CAUSAL=causal,
         WINDOW=window is not None,
@@ -214,12 +214,17 @@ _DOT: dict[torch.dtype, Any] = {} if tl is None else {
 }  # fmt: skip
 
 
+def block_of(width: int, size: int) -> int:
+    """Keys of a block: part of the order of additions, so a function of width and type alone."""
+    return BLOCK // (1 if size == 2 else 2) // (1 if width <= 128 else 2)
+
+
 def shape_of(rows: int, width: int, size: int) -> tuple[int, int, int]:
     """Rows of a tile, warps and stages for a sequence's (query, head) rows; never changes a bit."""
     if size == 4:
         return (16, 4, 1) if rows <= 16 else (32, 8, 1)
     if rows <= 64:
-        return 16, 4, 3 if width <= 128 else 2
+        return 16, 4, 2
     if width > 128:
         return 64, 8, 2
-    return (64, 4, 3) if width <= 64 else (128, 8, 3)
+    return (64, 4, 2) if width <= 64 else (128, 8, 2)
