@@ -47,7 +47,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, a
     """
     key = None
     if out is None:
-        key = (_layout(a), _layout(b), _layout(bias), a.device, alpha, beta, allow_tf32)
+        key = (_layout(a), _layout(b), _layout(bias), alpha, beta, allow_tf32)
         ready = _ready.get(key)
         if ready is not None:
             return ready(a, b, bias)
@@ -66,8 +66,8 @@ _ready: dict[Any, Callable[..., torch.Tensor]] = {}
 
 
 def _layout(x: torch.Tensor | None) -> Any:
-    """All that a launch depends on but the address: sizes, strides, type, 16-byte alignment."""
-    return None if x is None else (x.shape, x.stride(), x.dtype, x.data_ptr() & 15)
+    """All a launch depends on but the address: sizes, strides, type, device, alignment."""
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15)
 
 
 def _remember(key: Any, again: Callable[..., None], shape: Sequence[int], like: torch.Tensor,
@@ -106,7 +106,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
             allow_tf32: bool) -> torch.Tensor:  # fmt: skip
-    key = (_layout(x), _layout(weight), _layout(bias), x.device, allow_tf32, "linear")
+    key = (_layout(x), _layout(weight), _layout(bias), allow_tf32, "linear")
     ready = _ready.get(key)
     if ready is not None:
         return ready(x, weight, bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ POOL_INTS = 1 << 18
 _counters: dict[tuple[torch.device, int], torch.Tensor] = {}
 _captured: dict[torch.device, tuple[torch.Tensor, int]] = {}
 _kept: list[torch.Tensor] = []
+_lock = threading.Lock()
 
 
 def _aligned(x: torch.Tensor, last: int) -> bool:
@@ -71,11 +73,12 @@ def scratch(x: torch.Tensor, tiles: int, partial: int) -> tuple[torch.Tensor, to
 
 def _captured_counters(device: torch.device, tiles: int) -> torch.Tensor:
     """A piece of the pool that no other product uses; without one, cleared by the graph itself."""
-    pool, used = _captured.get(device, (None, POOL_INTS))
-    if pool is None or used + tiles > POOL_INTS:
-        return torch.zeros(tiles, dtype=torch.int32, device=device)
-    _captured[device] = (pool, used + 4 * cdiv(tiles, 4))  # Each piece starts on 16 bytes.
-    return pool[used : used + tiles]
+    with _lock:
+        pool, used = _captured.get(device, (None, POOL_INTS))
+        if pool is not None and used + tiles <= POOL_INTS:
+            _captured[device] = (pool, used + 4 * cdiv(tiles, 4))  # Each piece on 16 bytes.
+            return pool[used : used + tiles]
+    return torch.zeros(tiles, dtype=torch.int32, device=device)
 
 
 def _tile(
