@@ -200,6 +200,14 @@ from nondet.settings import setting_from
 def tokens(responses):
     return [response.tokens.tolist() for response in responses]
 
+def parts_at_a_tie(response, other):
+    # Equal, or first different where the two best log-probabilities are exactly equal.
+    for place, (a, b) in enumerate(zip(response.tokens.tolist(), other)):
+        if a != b:
+            best = response.top_logprobs[place]
+            return bool(best[0] == best[1]) and b in response.top_ids[place][best == best[0]]
+    return len(response.tokens) == len(other)
+
 if __name__ == "__main__":
     options = {{"eager": True, "max_length": 512}}
     values = {{"batch_size": 4, "max_new_tokens": 24, "threads": 1}}
@@ -219,7 +227,7 @@ if __name__ == "__main__":
     tied = [r.top_logprobs[:, 0] == r.top_logprobs[:, 1] for r in greedy]
     out["tied_positions"] = sum(int(row.sum()) for row in tied)
     backend.setting = replace(setting, temperature=1e-8)
-    out["tiny"] = tokens(backend.generate(with_seed(1))) == tokens(greedy)
+    out["tiny"] = all(map(parts_at_a_tie, greedy, tokens(backend.generate(with_seed(1)))))
     backend.setting = replace(setting, temperature=0.9)
     first, second, third = (backend.generate(with_seed(s)) for s in (1, 1, 2))
     out["repeats"] = tokens(first) == tokens(second)
@@ -240,7 +248,7 @@ if __name__ == "__main__":
     unseeded = run([one, SamplingParams(max_tokens=24, temperature=0.9)])
     top = run([SamplingParams(max_tokens=24, temperature=0.9, top_k=1, seed=1), one])
     out["mixed"] = mixed[0] == unseeded[0] == tokens(greedy)[0]
-    out["top_k_1"] = top[0] == tokens(greedy)[0]
+    out["top_k_1"] = parts_at_a_tie(greedy[0], top[0])
     seeded = SamplingParams(max_tokens=24, temperature=0.9, seed=11)
     free = SamplingParams(max_tokens=24, temperature=0.9)
     out["unseeded_neighbour"] = run([seeded, free])[0] == tokens(first)[0]
@@ -272,7 +280,11 @@ class TestRealVLLM:
         assert done.returncode == 0, done.stderr[-2000:]
 
     def test_sampler(self, tmp_path: Path, model: Path) -> None:
-        """Own seeds, ties, temperature 0 and nearly 0, greedy rows among sampled ones."""
+        """Own seeds, ties, temperature 0 and nearly 0, greedy rows among sampled ones.
+
+        At temperature 1e-8 and with top_k=1 vLLM draws among tokens that tie exactly: there, and
+        only there, it may part from temperature 0.
+        """
         script = tmp_path / "sampler.py"
         script.write_text(SAMPLER.format(paths=[str(ROOT)], model=str(model)))
         done = subprocess.run(
