@@ -3,8 +3,10 @@
     python experiments/engines/speed.py ENGINE default|invariant MODEL_FOLDER OUT.csv [LOCK]
 
 One row a measurement. The bare loop is the engine's own ``generate`` with the same requests and
-the same log-probabilities asked for, its answers thrown away; bare and ours take turns. With
-LOCK, several of these may start together and measure one after another.
+the same log-probabilities asked for, its answers thrown away; bare and ours take turns.
+``engine_s`` is the part of ours that was spent inside the engine's ``generate``: what is left
+over it is the overhead, also on a machine too busy for two wall times to be compared. With LOCK,
+several of these may start together and measure one after another.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from nondet.environment import cpu_name, gpu_names, versions
 from nondet.settings import Setting, setting_from
 
 COLUMNS = (
-    *("engine", "kernels", "batch_size", "what", "tokens", "seconds", "tokens_per_s"),
+    *("engine", "kernels", "batch_size", "what", "tokens", "seconds", "engine_s", "tokens_per_s"),
     *("repeat", "hardware", "versions", "options"),
 )
 PROMPT = 64
@@ -72,6 +74,26 @@ def ours(backend: EngineBackend, wave: Sequence[Request]) -> int:
     return sum(len(response.tokens) for response in backend.generate(wave))
 
 
+@contextmanager
+def clocked(engine: Any) -> Iterator[list[float]]:
+    """Seconds spent in each call of an engine's ``generate``."""
+    spent: list[float] = []
+    inner = engine.generate
+
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            spent.append(time.perf_counter() - began)
+
+    engine.generate = generate
+    try:
+        yield spent
+    finally:
+        engine.generate = inner
+
+
 def timed(work: Callable[[], int]) -> tuple[int, float]:
     """Tokens and seconds."""
     began = time.perf_counter()
@@ -79,7 +101,7 @@ def timed(work: Callable[[], int]) -> tuple[int, float]:
     return tokens, time.perf_counter() - began
 
 
-def measure(backend: EngineBackend, batches: Sequence[int], repeats: int) -> list[dict[str, Any]]:
+def measure(backend: Any, batches: Sequence[int], repeats: int) -> list[dict[str, Any]]:
     """Bare and ours by turns at each batch size, after one warm-up wave."""
     rows = []
     for batch in batches:
@@ -88,13 +110,16 @@ def measure(backend: EngineBackend, batches: Sequence[int], repeats: int) -> lis
         for repeat in range(repeats):
             turns = [("bare", bare), ("nondet", ours)]
             for what, loop in turns if repeat % 2 == 0 else reversed(turns):
-                tokens, seconds = timed(lambda loop=loop, wave=wave: loop(backend, wave))
+                engine = backend.llm if backend.name == "vllm" else backend.engine
+                with clocked(engine) as spent:
+                    tokens, seconds = timed(lambda loop=loop, wave=wave: loop(backend, wave))
                 rows.append(
                     {
                         "batch_size": batch,
                         "what": what,
                         "tokens": tokens,
                         "seconds": round(seconds, 5),
+                        "engine_s": round(sum(spent), 5),
                         "tokens_per_s": round(tokens / seconds, 1),
                         "repeat": repeat,
                     }
@@ -140,13 +165,11 @@ def main(words: list[str]) -> None:
                 writer.writeheader()
             writer.writerows({**shared, **row} for row in rows)
     for batch in batches:
-        mean = {
-            what: np.median([r["seconds"] for r in rows if (r["batch_size"], r["what"]) == key])
-            for what in ("bare", "nondet")
-            for key in [(batch, what)]
-        }
-        print(f"{engine} {kernels} batch {batch}: bare {mean['bare']:.4f} s, ", end="")
-        print(f"ours {mean['nondet']:.4f} s ({mean['nondet'] / mean['bare'] - 1:+.2%})", flush=True)
+        own = [r for r in rows if r["batch_size"] == batch and r["what"] == "nondet"]
+        over = [r["seconds"] / r["engine_s"] - 1 for r in own]
+        print(
+            f"{engine} {kernels} batch {batch}: over the engine {np.median(over):+.3%}", flush=True
+        )
     backend.close()
 
 
