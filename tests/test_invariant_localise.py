@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_tiny_llama
+from tiny_llama import make_tiny_llama
 
 from nondet.invariant.localise import Finding, _Record, _Recorder, compare, row_of
 from nondet.localise import main

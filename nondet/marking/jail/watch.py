@@ -15,6 +15,8 @@ import time
 from . import child
 
 _TICK_S = 0.02
+# A look that comes later than this was held up itself: no more of the gap counts as idle.
+_STALL_S = 4 * _TICK_S
 
 
 class End:
@@ -60,11 +62,25 @@ class Watch:
                 if select.select([watch], [], [], _TICK_S)[0]:
                     return reap(pid, killed=False)
                 now, done = time.monotonic(), self._active(pids)
-                idle += max(0.0, (now - before) - max(0.0, done - active))
+                if not self._on_disk(pids):
+                    waited = (now - before) - max(0.0, done - active)
+                    idle += min(max(0.0, waited), _STALL_S)
                 before, active = now, done
             return reap(pid, killed=True, idle=True)
         finally:
             os.close(watch)
+
+    def _on_disk(self, pids: tuple[int, ...]) -> bool:
+        """Whether one of the processes waits in the kernel (state D): load, not idleness."""
+        for pid in pids:
+            with contextlib.suppress(OSError, IndexError):
+                handle = os.open(f"{pid}/stat", os.O_RDONLY, dir_fd=self.proc)
+                try:
+                    if os.read(handle, 400).rpartition(b")")[2].split()[0] == b"D":
+                        return True
+                finally:
+                    os.close(handle)
+        return False
 
     def _active(self, pids: tuple[int, ...]) -> float:
         """Seconds the processes' threads have run or waited for a processor, together."""
