@@ -108,7 +108,7 @@ def ours(folder: Path, items: int) -> dict[str, float]:
     words = [f"task.limit={items}", f"max_new_tokens={TOKENS}", f"batch_size={BATCH}"]
     command = [sys.executable, "-m", "nondet.run", *words, "report=false", f"outputs={folder}/out"]
     wall, peak, _ = watched(command, ROOT)
-    run = read_run(next((folder / "out" / "runs").glob("*")))
+    run = read_run(next((folder / "out" / "runs").glob("[!.]*")))
     generate, load = run.record["wall_s"], run.record["load_s"]
     return {"wall": wall, "memory": peak, "load": load, "generate": generate}
 
