@@ -23,6 +23,7 @@ from nondet.marking.table import mark_table
 from nondet.plan import Plan
 from nondet.progress import Display
 from nondet.runs import Run, RunWriter, read_run, write_json
+from nondet.settings import one_line
 
 # Kept free until a run ends, so that a full disk can still record its failure.
 RESERVE_BYTES = 1 << 17
@@ -63,7 +64,6 @@ def _run(plan: Plan, writer: RunWriter, known: Run | None, display: Display, lab
     if plan.backend.stateful:
         writer.drop_parts()
     reserve = writer.folder / ".reserve"
-    reserve.write_bytes(bytes(RESERVE_BYTES))
     job = {
         "setting": plan.setting.to_dict(),
         "backend_class": f"{plan.backend.__module__}:{plan.backend.__qualname__}",
@@ -73,12 +73,15 @@ def _run(plan: Plan, writer: RunWriter, known: Run | None, display: Display, lab
     done = sum(pq.read_metadata(writer.part_path(n)).num_rows for n in writer.done_waves())
     display.run_begins(label, len(plan.workload.requests), done)
     try:
+        reserve.write_bytes(bytes(RESERVE_BYTES))
         write_json(writer.folder / "job.json", job)
         reason = _follow(plan, writer.folder, record, display)
         if reason is None:
             _finish(plan, writer, record)
     except OSError as error:
         reason = f"{type(error).__name__}: {error.strerror or error}"
+    except ValueError as error:  # parts that do not add up, or a report cut off
+        reason = f"{type(error).__name__}: {one_line(error)}"
     reserve.unlink(missing_ok=True)
     record["ended"] = now()
     record["status"] = "complete" if reason is None else "failed"

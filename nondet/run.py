@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from nondet import sweep
 from nondet.data import data_folder
+from nondet.settings import one_line
 
 
 @hydra.main(version_base="1.3", config_path=str(data_folder("configs")), config_name="config")
@@ -45,7 +46,7 @@ def main() -> int:
     except sweep.MISTAKES as error:
         if own_trace:
             raise
-        print(f"nondet: {sweep.one_line(error)}", file=sys.stderr)
+        print(f"nondet: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("nondet: stopped; the same command goes on where this one ended", file=sys.stderr)

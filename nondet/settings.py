@@ -28,6 +28,11 @@ class SettingError(ValueError):
         super().__init__(f"{key}={value}: must be {valid}")
 
 
+def one_line(error: BaseException) -> str:
+    """A message without its line breaks."""
+    return " ".join(str(error).split())
+
+
 @dataclass(frozen=True)
 class BackendSetting:
     """Which engine, in which interpreter, with which factors of its own."""

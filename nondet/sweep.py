@@ -29,7 +29,7 @@ from nondet.marking.repeat import check_study
 from nondet.plan import plan_run, repeats_of
 from nondet.progress import Lines, Live
 from nondet.runs import write_json
-from nondet.settings import Setting, SettingError, setting_from
+from nondet.settings import Setting, SettingError, one_line, setting_from
 from nondet.study import label_of, load_study
 
 # Keys of config.yaml that steer a study and are no factors of a run.
@@ -77,11 +77,6 @@ def _or_exit(work: Callable[[], None]) -> None:
         close_display()
         traceback.print_exc()
         raise SystemExit(1) from error
-
-
-def one_line(error: BaseException) -> str:
-    """A message of Hydra's or ours without its line breaks."""
-    return " ".join(str(error).split())
 
 
 def job_overrides(config: DictConfig) -> list[list[str]]:
