@@ -277,10 +277,10 @@ def test_real_activations_of_smollm2() -> None:
             for name in ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"):
                 model.get_submodule(f"model.layers.{layer}.{name}").register_forward_pre_hook(
                     lambda module, inputs, kept=kept: kept.append(
-                        (inputs[0][0].clone(), module.weight)
+                        (inputs[0][0].clone(), module.weight.detach())
                     )
                 )
-        with torch.inference_mode():
+        with torch.no_grad():
             model(torch.tensor([ids["input_ids"]]))
         torchs = 0
         for x, weight in kept:

@@ -56,7 +56,7 @@ print(json.dumps({"load": load, "generate": time.perf_counter() - began}))
 
 
 def watched(command: list[str], cwd: Path) -> tuple[float, float, str]:
-    """Wall seconds, peak memory in MB of the process with its children, and what it printed."""
+    """Wall seconds, peak memory in MB (with children; Linux), and what the process printed."""
     began = time.perf_counter()
     process = subprocess.Popen(
         command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -69,11 +69,12 @@ def watched(command: list[str], cwd: Path) -> tuple[float, float, str]:
             total = 0
             try:
                 for one in [parent, *parent.children(recursive=True)]:
-                    total += one.memory_info().rss
-            except psutil.NoSuchProcess:
+                    # A page shared by two processes counts once, half in each.
+                    total += one.memory_full_info().pss
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
                 pass
             peak[0] = max(peak[0], total / 1e6)
-            time.sleep(0.05)
+            time.sleep(0.5)
 
     thread = threading.Thread(target=watch)
     thread.start()
