@@ -22,7 +22,7 @@ from nondet.marking import get_marker
 from nondet.marking.table import mark_table
 from nondet.plan import Plan
 from nondet.progress import Display
-from nondet.runs import Run, RunWriter, read_run, write_json
+from nondet.runs import RESPONSE_SCHEMA, Run, RunWriter, read_run, write_json, write_table
 from nondet.settings import one_line
 
 # Kept free until a run ends, so that a full disk can still record its failure.
@@ -231,9 +231,8 @@ def _finish(plan: Plan, writer: RunWriter, record: dict[str, Any]) -> None:
 
 
 def _mark_again(plan: Plan, known: Run) -> None:
-    from nondet.runs import RESPONSE_SCHEMA, write_table
-
     table = mark_table(plan.task, known.table(RESPONSE_SCHEMA.names))
     write_table(known.folder / "tokens.parquet", table)
-    fresh = {key: first_record(plan)[key] for key in ("task", "task_fingerprint")}
+    record = first_record(plan)
+    fresh = {key: record[key] for key in ("task", "task_fingerprint")}
     RunWriter(known.folder).record({**known.record, **fresh})

@@ -154,7 +154,8 @@ def do_job(config: DictConfig, number: int, folder: Path) -> str:
 def end(config: DictConfig, folder: Path) -> None:
     """Write and print the report; exit with 1 when a run failed."""
     close_display()
-    marker = check_study(folder, load_study([folder]).complete)
+    study = load_study([folder])
+    marker = check_study(folder, study.complete)
     if marker and marker["differ"]:
         print(f"nondet: the marker contradicts itself: {marker}", file=sys.stderr)
     if config.report:
@@ -162,10 +163,9 @@ def end(config: DictConfig, folder: Path) -> None:
         from nondet.report.terminal import print_report
 
         print_report(write_report([folder], folder / "report", seed=int(config.seed)))
-    failed = load_study([folder]).failed
-    for run in failed:
+    for run in study.failed:
         print(f"nondet: run {run.id} {run.status}: {run.record['reason']}", file=sys.stderr)
-    if failed:
+    if study.failed:
         raise SystemExit(1)
 
 
