@@ -53,12 +53,13 @@ def mixed_slices(n: int, k: int) -> tuple[int, int]:
 
 def mixed_plan(m: int, n: int) -> MixedPlan:
     """Tile for M rows and N columns."""
+    if m <= 16:
+        return MixedPlan(16, 32 if n <= 4096 else 64, 4, 5, True)
     if m <= 32:
-        rows = 16 if m <= 16 else 32
-        return MixedPlan(rows, 32 if n <= 4096 else 64, 4, 5, True)
+        return MixedPlan(32, 32 if n <= 2048 else 64, 4, 5, True)
     if m <= 64:
-        return MixedPlan(64, 32 if n <= 4096 else 64, 4, 4, False)
-    return MixedPlan(128, 64 if n <= 4096 else 128, 8, 3, False)
+        return MixedPlan(64, 64, 4, 3, True)
+    return MixedPlan(64, 128, 8, 3, True)
 
 
 def mixed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
