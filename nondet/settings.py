@@ -15,7 +15,7 @@ Scalar = str | int | float | bool | None
 
 DTYPES = ("bf16", "fp16", "fp32", "layercast")
 KERNELS = ("default", "invariant")
-BATCHINGS = ("wave", "continuous")
+BATCHINGS = ("wave", "varied", "continuous")
 PADDINGS = ("none", "wave", "fixed")
 DEVICES = ("auto", "cpu", "cuda")
 

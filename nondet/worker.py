@@ -75,7 +75,7 @@ def _generate(backend: Backend, work: Workload, writer: RunWriter, report: TextI
     if setting.padding == "fixed":
         requests = [replace(request, pad_to=max(lengths)) for request in requests]
     done = writer.done_waves()
-    waves = plan_waves(lengths, setting.batch_size, setting.batching, setting.padding)
+    waves = plan_waves(lengths, setting.batch_size, setting.batching, setting.padding, setting.seed)
     for number, wave in enumerate(waves):
         if number in done:
             continue

@@ -88,7 +88,7 @@ def test_the_same_wave_twice_gives_the_same_bits(tiny: Path) -> None:
     assert all(same_bits(a, b) for a, b in zip(once, twice, strict=True))
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("cache", ["dynamic", "static", "none"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_padding_and_batch_do_not_change_fp32_tokens(
     tiny: Path, attention: str, cache: str
@@ -140,3 +140,21 @@ def test_what_it_cannot_do_is_refused(values: dict[str, Any], key: str) -> None:
     with pytest.raises(SettingError) as caught:
         HFBackend.check(setting_from(values))
     assert caught.value.key == key
+
+
+def test_without_a_cache_every_step_sees_the_whole_sequence(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import LlamaForCausalLM
+
+    widths: dict[str, list[int]] = {"dynamic": [], "none": []}
+    forward = LlamaForCausalLM.forward
+    for cache, seen in widths.items():
+
+        def watched(self: Any, input_ids: Any, seen: list[int] = seen, **more: Any) -> Any:
+            seen.append(input_ids.shape[1])
+            return forward(self, input_ids, **more)
+
+        monkeypatch.setattr(LlamaForCausalLM, "forward", watched)
+        answer(tiny, [(1, 2, 3)], max_new_tokens=3, backend={"name": "hf", "cache": cache})
+    assert widths == {"dynamic": [3, 1, 1], "none": [3, 4, 5]}

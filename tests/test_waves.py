@@ -10,12 +10,15 @@ from nondet.waves import CONTINUOUS_SHARE, plan_waves
 lengths = st.lists(st.integers(1, 5), max_size=40)
 
 
-@given(lengths, st.integers(1, 9), st.sampled_from(["wave", "continuous"]), st.booleans())
+BATCHINGS = st.sampled_from(["wave", "varied", "continuous"])
+
+
+@given(lengths, st.integers(1, 9), BATCHINGS, st.booleans(), st.integers(0, 9))
 def test_every_request_is_in_one_wave(
-    prompts: list[int], size: int, batching: str, unpadded: bool
+    prompts: list[int], size: int, batching: str, unpadded: bool, seed: int
 ) -> None:
     padding = "none" if unpadded else "wave"
-    waves = plan_waves(prompts, size, batching, padding)
+    waves = plan_waves(prompts, size, batching, padding, seed)
     assert sorted(position for wave in waves for position in wave) == list(range(len(prompts)))
     limit = size * (CONTINUOUS_SHARE if batching == "continuous" else 1)
     assert all(0 < len(wave) <= limit for wave in waves)
@@ -26,6 +29,14 @@ def test_without_padding_a_wave_has_one_length(prompts: list[int], size: int) ->
     for wave in plan_waves(prompts, size, "wave", "none"):
         assert len({prompts[position] for position in wave}) == 1
         assert wave == sorted(wave)
+
+
+def test_varied_waves_have_every_size_and_follow_the_seed() -> None:
+    waves = plan_waves([1] * 400, 8, "varied", "wave", seed=42)
+    assert {len(wave) for wave in waves[:-1]} == set(range(1, 9))
+    assert waves == plan_waves([1] * 400, 8, "varied", "wave", seed=42)
+    assert waves != plan_waves([1] * 400, 8, "varied", "wave", seed=43)
+    assert plan_waves([1] * 3, 1, "varied", "wave", seed=42) == [[0], [1], [2]]
 
 
 def test_the_waves_of_aime_at_batch_size_8() -> None:

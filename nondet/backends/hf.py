@@ -14,7 +14,7 @@ from nondet.environment import cpu_count, gpu_names
 from nondet.settings import Setting, SettingError
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
-CACHES = ("dynamic", "static")
+CACHES = ("dynamic", "static", "none")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 LOGPROBS_MODE = "raw logits, log_softmax in float32"
 
@@ -35,7 +35,7 @@ class HFBackend(Backend):
         _among("attention", setting.attention, ATTENTION)
         _among("dtype", setting.dtype, tuple(DTYPES))
         _among("backend.cache", options.pop("cache", "dynamic"), CACHES)
-        _among("batching", setting.batching, ("wave",))
+        _among("batching", setting.batching, ("wave", "varied"))
         for key, value in options.items():
             raise SettingError(f"backend.{key}", value, "left out: backend=hf has no such option")
         if setting.gpus > 1:
@@ -93,8 +93,11 @@ class HFBackend(Backend):
         seeds = [request.seed for request in wave]
         recorder = Recorder(setting.top_k, setting.temperature, setting.top_p, seeds)
         options: dict[str, Any] = {}
-        if self.setting.backend.options.get("cache") == "static":
+        cache = setting.backend.options.get("cache")
+        if cache == "static":
             options["cache_implementation"] = "static"
+        elif cache == "none":  # every token from the whole sequence again
+            options["use_cache"] = False
         config = transformers.GenerationConfig(
             max_new_tokens=setting.max_new_tokens,
             do_sample=False,
