@@ -1,0 +1,110 @@
+"""The driver for machines without Hydra, on a CPU with a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.yuan2025 import h200
+from nondet.runs import read_run
+from tests.tiny_llama import make_tiny_llama
+
+ROOT = Path(__file__).parent.parent
+SCALE = """
+about: a test
+models: {tiny: {words: [model=local, model.path=MODEL]}}
+tasks: {recall: {words: [task=recall, task.limit=3, max_new_tokens=4]}}
+arms:
+  greedy: {roles: [greedy], sweep: yuan2025_mini, set: {dtype: fp32, batch_size: "2,3"}}
+  refused: {roles: [greedy], sweep: yuan2025_mini, set: {dtype: fp32, batch_size: 2, gpus: 1, attention: no}}
+"""
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished study of two cells that run and one that cannot."""
+    folder = tmp_path_factory.mktemp("h200")
+    (folder / "tiny.yaml").write_text(SCALE)
+    model = make_tiny_llama(folder / "model", max_position_embeddings=4096)
+    words = [f"scale={folder}/tiny.yaml"]
+    for step in (["items", "items"], [str(model), "items", "out", "200", "2", "1"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "experiments.yuan2025.h200", *words, *step],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "NONDET_CACHE": str(folder / "cache")},
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    return folder / "out"
+
+
+def said(out: Path) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads((out / "cells.json").read_text())["cells"]
+    return {name.split(" | ")[0] + name[-2:]: what for name, what in found.items()}
+
+
+@pytest.mark.slow  # two engine starts
+def test_every_cell_says_what_became_of_it(out: Path) -> None:
+    cells = said(out)
+    assert set(cells) == {"greedy=2", "greedy=3", "refused=2"}
+    assert "attention=False: must be one of" in cells["refused=2"]["reason"]
+    for name in ("greedy=2", "greedy=3"):
+        assert "reason" not in cells[name]
+        assert read_run(out / "runs" / cells[name]["run"]).status == "complete"
+
+
+@pytest.mark.slow  # two engine starts
+def test_prompts_travel_without_answers_and_runs_are_marked_here(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(h200.SCALE_VARIABLE, str(out.parent / "tiny.yaml"))
+    lines = [json.loads(line) for line in (out.parent / "items/recall.jsonl").open()]
+    assert [set(line) for line in lines] == [{"id", "prompt"}] * 3
+    folder = out / "runs" / said(out)["greedy=2"]["run"]
+    before = read_run(folder)
+    assert before.factors["task"] == "jsonl"
+    assert before.table(["correct"])["correct"].null_count == 3
+    h200.adopt(out)
+    after = read_run(folder)
+    assert (after.factors["task"], after.factors["model"]) == ("recall", "tiny")
+    assert after.table(["correct"])["correct"].null_count == 0
+    assert after.table(["tokens"]) == before.table(["tokens"])
+    assert str(out) not in json.dumps({k: after.record[k] for k in ("requested", "factors")})
+
+
+@pytest.mark.slow  # two engine starts
+def test_other_prompts_are_not_adopted(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(h200.SCALE_VARIABLE, str(out.parent / "tiny.yaml"))
+    cell = h200.scale().cells[0]
+    task = h200.real_task(cell)
+    fewer = type(task)(task.name, task.items[:2], task.marker)
+    with pytest.raises(ValueError, match="must be the one whose prompts"):
+        h200._check_prompts("another", fewer, out)
+
+
+@pytest.mark.slow  # two engine starts
+def test_no_run_is_begun_when_the_time_is_up(out: Path, tmp_path: Path) -> None:
+    cell = h200.load_scale(str(out.parent / "tiny.yaml")).cells[0]
+    assert h200._one(cell, "x", tmp_path, tmp_path, 0.0) == {
+        "reason": "not run: the time on the machine was up"
+    }
+    assert not (tmp_path / "runs").exists()
+
+
+def test_two_gpus_share_the_cells_without_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = h200.load_scale("h200").cells
+    single = [cell for cell in cells if "gpu0" in h200.lanes_of(cell)]
+    both = [cell for cell in cells if h200.lanes_of(cell) == ("both",)]
+    assert len(single) + len(both) == len(cells) == 84
+    halves = [single[h200._share(name)] for name in ("gpu0", "gpu1")]
+    assert sorted(c.name for half in halves for c in half) == sorted(c.name for c in single)
+    monkeypatch.setenv(h200.LANES_VARIABLE, "1")
+    assert single[h200._share("gpu0")] == single
