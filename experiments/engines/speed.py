@@ -25,8 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from nondet.backends.base import Request, backend_class
-from nondet.backends.engine import EngineBackend
+from nondet.backends.base import Backend, Request, backend_class
 from nondet.environment import cpu_name, gpu_names, versions
 from nondet.settings import Setting, setting_from
 
@@ -47,6 +46,8 @@ def requests(count: int) -> list[Request]:
 def bare(backend: Any, wave: Sequence[Request]) -> int:
     """The engine's own loop; how many tokens it made."""
     setting = backend.setting
+    if backend.name == "hf":
+        return bare_transformers(backend, wave)
     if backend.name == "vllm":
         from vllm import SamplingParams
 
@@ -69,7 +70,33 @@ def bare(backend: Any, wave: Sequence[Request]) -> int:
     return sum(len(output["output_ids"]) for output in outputs)
 
 
-def ours(backend: EngineBackend, wave: Sequence[Request]) -> int:
+def bare_transformers(backend: Any, wave: Sequence[Request]) -> int:
+    """``model.generate`` with log-probabilities left out: transformers has none of its own."""
+    import torch
+
+    ids = torch.tensor([r.prompt_tokens for r in wave], device=backend.device)
+    with torch.inference_mode():
+        made = backend.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=backend.setting.max_new_tokens,
+            do_sample=False,
+            eos_token_id=list(backend.stop_ids),
+            pad_token_id=backend.stop_ids[0],
+        )
+    # As ours counts them: up to and with the first end token.
+    new = made[:, PROMPT:].cpu()
+    ends = torch.isin(new, torch.tensor(backend.stop_ids))
+    first = torch.where(ends.any(1), ends.int().argmax(1) + 1, new.shape[1])
+    return int(first.sum())
+
+
+def engine_of(backend: Backend) -> str:
+    """The attribute whose ``generate`` does the work."""
+    return {"vllm": "llm", "sglang": "engine", "hf": "model"}[backend.name]
+
+
+def ours(backend: Backend, wave: Sequence[Request]) -> int:
     """The same wave through the backend."""
     return sum(len(response.tokens) for response in backend.generate(wave))
 
@@ -110,8 +137,7 @@ def measure(backend: Any, batches: Sequence[int], repeats: int) -> list[dict[str
         for repeat in range(repeats):
             turns = [("bare", bare), ("nondet", ours)]
             for what, loop in turns if repeat % 2 == 0 else reversed(turns):
-                engine = backend.llm if backend.name == "vllm" else backend.engine
-                with clocked(engine) as spent:
+                with clocked(getattr(backend, engine_of(backend))) as spent:
                     tokens, seconds = timed(lambda loop=loop, wave=wave: loop(backend, wave))
                 rows.append(
                     {
@@ -144,7 +170,6 @@ def main(words: list[str]) -> None:
     cls = backend_class(engine)
     os.environ.update(cls.environment(setting))
     backend = cls(setting, model)
-    assert isinstance(backend, EngineBackend)
     backend.start()
     with ExitStack() as stack:
         if len(words) > 4:
@@ -153,7 +178,7 @@ def main(words: list[str]) -> None:
         rows = measure(backend, batches, int(os.environ.get("REPEATS", "4")))
         shared = {
             "engine": engine,
-            "kernels": backend.observed()["kernels"],
+            "kernels": backend.observed().get("kernels", kernels),
             "hardware": ", ".join(gpu_names()) or f"{cpu_name()}, {os.cpu_count()} cores",
             "versions": json.dumps({"python": platform.python_version(), **named(cls.packages())}),
             "options": json.dumps(options),
