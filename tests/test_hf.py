@@ -129,7 +129,8 @@ def test_observed_is_read_back(tiny: Path) -> None:
     ("values", "key"),
     [
         ({"attention": "magic"}, "attention"),
-        ({"dtype": "layercast"}, "dtype"),
+        ({"dtype": "layercast", "attention": "flash_attention_2"}, "attention"),
+        ({"dtype": "fp32", "backend": {"name": "hf", "fp32": "norms"}}, "backend.fp32"),
         ({"batching": "continuous"}, "batching"),
         ({"gpus": 2}, "gpus"),
         ({"backend": {"name": "hf", "cache": "paged"}}, "backend.cache"),

@@ -11,11 +11,12 @@ import numpy as np
 from nondet.backends.base import Backend, Request, Response
 from nondet.backends.recorder import Record, Recorder
 from nondet.environment import cpu_count, gpu_names
+from nondet.precision.options import OPTIONS as PRECISION
+from nondet.precision.options import check_precision
 from nondet.settings import Setting, SettingError
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 CACHES = ("dynamic", "static", "none")
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 LOGPROBS_MODE = "raw logits, log_softmax in float32"
 
 
@@ -33,10 +34,12 @@ class HFBackend(Backend):
         """Raise SettingError for what transformers cannot do."""
         options = dict(setting.backend.options)
         _among("attention", setting.attention, ATTENTION)
-        _among("dtype", setting.dtype, tuple(DTYPES))
+        check_precision(setting)
         _among("backend.cache", options.pop("cache", "dynamic"), CACHES)
         _among("batching", setting.batching, ("wave", "varied"))
         for key, value in options.items():
+            if key in PRECISION:
+                continue
             raise SettingError(f"backend.{key}", value, "left out: backend=hf has no such option")
         if setting.gpus > 1:
             raise SettingError("gpus", setting.gpus, "1 with backend=hf")
@@ -48,6 +51,7 @@ class HFBackend(Backend):
         import torch
         import transformers
 
+        from nondet.precision.load import load_model
         from nondet.precision.switches import set_switches
 
         setting = self.setting
@@ -59,13 +63,8 @@ class HFBackend(Backend):
         transformers.logging.set_verbosity_error()
         self.device = torch.device(_device(setting.device))
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(self.model_path)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            self.model_path,
-            dtype=getattr(torch, DTYPES[setting.dtype]),
-            attn_implementation=setting.attention,
-            local_files_only=True,
-        )
-        self.model = model.to(self.device).eval()
+        self.model, self.precision = load_model(self.model_path, setting, self.device)
+        model = self.model
         self.stop_ids = _stop_ids(model, self.tokenizer)
         # A model folder may ask for penalties or sampling; a run asks for neither.
         self.dropped = model.generation_config.to_diff_dict()
@@ -155,6 +154,7 @@ class HFBackend(Backend):
             "stop_ids": list(self.stop_ids),
             "generation_config_dropped": {k: str(v) for k, v in self.dropped.items()},
             "switches": read_switches(),
+            **self.precision.observed(self.stop_ids[0]),
         }
         if self.setting.kernels == "invariant":
             from nondet.invariant import observed as invariant_observed
@@ -171,6 +171,8 @@ class HFBackend(Backend):
         """Leave the invariant kernels and drop the model."""
         if hasattr(self, "scope"):
             self.scope.close()
+        if hasattr(self, "precision"):
+            self.precision.undo()
         self.model = None
 
 
