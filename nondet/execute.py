@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -218,15 +219,16 @@ def _finish(plan: Plan, writer: RunWriter, record: dict[str, Any]) -> None:
     """Join the parts, mark the answers, write tokens.parquet and the totals."""
     work = plan.workload
     order = [(r.item_id, sample) for r, sample in zip(work.requests, work.samples, strict=True)]
-    seconds = [
-        float(pq.read_schema(writer.part_path(number)).metadata[b"seconds"])
-        for number in sorted(writer.done_waves())
-    ]
+    notes = [pq.read_schema(writer.part_path(n)).metadata for n in sorted(writer.done_waves())]
+    seconds = [float(note[b"seconds"]) for note in notes]
+    firsts = [float(note[b"first_token_s"]) for note in notes if note.get(b"first_token_s")]
     table = writer.collect(order)
     tokens = len(table["tokens"].combine_chunks().flatten())
     record["wall_s"] = sum(seconds)
     record["generated_tokens"] = tokens
     record["tokens_per_s"] = tokens / sum(seconds) if sum(seconds) else 0.0
+    # The first wave warms up, so the median.
+    record["first_token_s"] = median(firsts) if firsts else None
     writer.finish(mark_table(plan.task, table))
 
 

@@ -57,7 +57,8 @@ def main(folder: Path) -> int:
         )
         _generate(backend, workload_from(job["workload"]), RunWriter(folder), report)
         # Again at the end: an endpoint's faults and fingerprints are known only now.
-        _say(report, event="done", observed=backend.observed(), **peaks())
+        observed = backend.observed()
+        _say(report, event="done", observed=observed, **backend.memory_mb(), **peaks())
         return 0
     except BaseException as error:
         traceback.print_exc()
@@ -84,7 +85,9 @@ def _generate(backend: Backend, work: Workload, writer: RunWriter, report: TextI
         seconds = time.perf_counter() - began
         check_responses([requests[p] for p in wave], responses, setting.top_k)
         table = wave_table(work, wave, responses, number)
-        table = table.replace_schema_metadata({"seconds": repr(seconds)})
+        first = backend.first_token_s
+        times = {"seconds": repr(seconds), "first_token_s": "" if first is None else repr(first)}
+        table = table.replace_schema_metadata(times)
         write_table(writer.part_path(number), table)
         tokens = sum(len(response.tokens) for response in responses)
         _say(report, event="wave", wave=number, items=len(wave), tokens=tokens, seconds=seconds)

@@ -69,6 +69,8 @@ class Backend(ABC):
     name: ClassVar[str]
     # State carried from one wave to the next (a prefix cache): a killed run starts over.
     stateful: ClassVar[bool] = False
+    # Seconds from the start of the last wave to its first tokens; None where it is not known.
+    first_token_s: float | None = None
 
     def __init__(self, setting: Setting, model_path: str) -> None:
         """``model_path`` is a local model folder, or a Hub id or endpoint model name."""
@@ -99,6 +101,10 @@ class Backend(ABC):
 
     def observed(self) -> dict[str, Any]:
         """Settings really in force, read back from the engine after ``start`` (JSON values)."""
+        return {}
+
+    def memory_mb(self) -> dict[str, float | None]:
+        """``weights_mb`` and ``cache_mb``, 10^6 bytes, where the engine can tell."""
         return {}
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
@@ -24,6 +25,7 @@ class HFBackend(Backend):
     """Greedy or seeded sampling through ``model.generate``; no state between waves."""
 
     name: ClassVar[str] = "hf"
+    cache_bytes: int = 0  # of the largest wave so far
 
     @classmethod
     def packages(cls) -> tuple[str, ...]:
@@ -35,7 +37,10 @@ class HFBackend(Backend):
         options = dict(setting.backend.options)
         _among("attention", setting.attention, ATTENTION)
         check_precision(setting)
-        _among("backend.cache", options.pop("cache", "dynamic"), CACHES)
+        cache, graph = options.pop("cache", "dynamic"), options.pop("cuda_graph", False)
+        _among("backend.cache", cache, CACHES)
+        if not isinstance(graph, bool) or (graph and cache != "static"):
+            raise SettingError("backend.cuda_graph", graph, "false without backend.cache=static")
         _among("batching", setting.batching, ("wave", "varied"))
         for key, value in options.items():
             if key in PRECISION:
@@ -74,11 +79,21 @@ class HFBackend(Backend):
             from nondet.invariant import invariant_kernels
 
             self.scope.enter_context(invariant_kernels(self.model))
+        self.graphs = None
+        if setting.backend.options.get("cuda_graph", False):
+            from nondet.backends.hf_graph import DecodeGraphs
+
+            if self.device.type != "cuda":
+                raise SettingError("backend.cuda_graph", True, "false on a CPU")
+            self.graphs = DecodeGraphs(self.model)
+            self.scope.callback(self.graphs.undo)
 
     def generate(self, wave: Sequence[Request]) -> list[Response]:
         """Answer one wave, padded on the left to its longest prompt (or ``pad_to``)."""
         import torch
         import transformers
+
+        from nondet.precision.memory import cache_bytes
 
         if not wave:
             return []
@@ -103,15 +118,20 @@ class HFBackend(Backend):
             eos_token_id=list(self.stop_ids),
             pad_token_id=self.stop_ids[0],
             disable_compile=True,
+            return_dict_in_generate=True,
             **options,
         )
+        began = time.perf_counter()
         with torch.inference_mode():
-            self.model.generate(
+            output = self.model.generate(
                 ids.to(self.device),
                 attention_mask=mask.to(self.device),
                 generation_config=config,
                 logits_processor=transformers.LogitsProcessorList([recorder]),
             )
+        assert recorder.first is not None
+        self.first_token_s = recorder.first - began
+        self.cache_bytes = max(self.cache_bytes, cache_bytes(output) or 0)
         return self._responses(wave, recorder.record())
 
     def _responses(self, wave: Sequence[Request], record: Record) -> list[Response]:
@@ -151,6 +171,7 @@ class HFBackend(Backend):
             "attention": model.config._attn_implementation,
             "device": str(self.device),
             "cache": self.setting.backend.options.get("cache", "dynamic"),
+            "graph_replays": None if self.graphs is None else self.graphs.replays,
             "stop_ids": list(self.stop_ids),
             "generation_config_dropped": {k: str(v) for k, v in self.dropped.items()},
             "switches": read_switches(),
@@ -166,6 +187,15 @@ class HFBackend(Backend):
                 for name in ("flash", "mem_efficient", "math", "cudnn")
             }
         return found
+
+    def memory_mb(self) -> dict[str, float | None]:
+        """Weights as they are stored, and the cache of the largest wave."""
+        from nondet.precision.memory import weight_bytes
+
+        return {
+            "weights_mb": weight_bytes(self.model) / 1e6,
+            "cache_mb": self.cache_bytes / 1e6 or None,
+        }
 
     def close(self) -> None:
         """Leave the invariant kernels and drop the model."""

@@ -5,6 +5,7 @@ The logits arrive raw, in float32, before temperature or any penalty.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +40,7 @@ class Recorder:
         self.top_k, self.temperature, self.top_p = top_k, temperature, top_p
         self.generators = [np.random.Generator(np.random.PCG64(seed)) for seed in seeds]
         self.steps: list[tuple[torch.Tensor, ...]] = []
+        self.first: float | None = None  # time.perf_counter() when the first tokens were known
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         import torch
@@ -56,6 +58,10 @@ class Recorder:
         picked = (logits.gather(-1, chosen[:, None]) - peak) - norm
         top = (values[:, : self.top_k] - peak) - norm
         self.steps.append((chosen.int(), picked[:, 0], ids.int(), top))
+        if self.first is None:
+            if logits.is_cuda:
+                torch.cuda.synchronize(logits.device)
+            self.first = time.perf_counter()
         forced = torch.full_like(scores, -torch.inf)
         return forced.scatter_(-1, chosen[:, None], 0.0)
 

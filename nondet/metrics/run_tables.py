@@ -48,14 +48,20 @@ def summary_table(study: Study, loaded: Loaded | None, first: Comparison | None)
         if run.id in place and loaded is not None and first is not None:
             row.update(_run_numbers(loaded, first, place[run.id]))
         row["repeat_identical"] = repeats.get(repr(study.setting_key(run)))
-        for name in ("tokens_per_s", "peak_memory_mb", "peak_device_memory_mb"):
+        for name in COSTS:
             row[name] = run.record.get(name)
         row["status"], row["reason"] = run.status, run.record.get("reason")
         rows.append(row)
     columns = ["run_id", "label", "setting", *study.factors, "repeat", *NUMBERS]
-    columns += ["repeat_identical", "tokens_per_s", "peak_memory_mb", "peak_device_memory_mb"]
+    columns += ["repeat_identical", *COSTS]
     return pd.DataFrame(rows, columns=[*columns, "status", "reason"])
 
+
+# Fields of run.json; runs of older versions and some engines lack a few.
+COSTS = (
+    *("tokens_per_s", "first_token_s", "weights_mb", "cache_mb"),
+    *("peak_memory_mb", "peak_device_memory_mb"),
+)
 
 NUMBERS = (
     "items",

@@ -1,4 +1,4 @@
-"""Keys and values kept in bf16 under a model that computes in FP32, and how much they take."""
+"""Keys and values kept in bf16 under a model that computes in FP32."""
 
 from __future__ import annotations
 
@@ -30,19 +30,3 @@ def half_cache() -> Callable[[], None]:
         Cache.update = own
 
     return undo
-
-
-def cache_bytes(output: Any) -> int | None:
-    """Bytes of keys, values and states in the cache that ``generate`` returned; None without."""
-    cache = getattr(output, "past_key_values", None)
-    cache = getattr(output, "cache", None) if cache is None else cache
-    layers = getattr(cache, "layers", None)
-    if layers is None:
-        return None
-    seen: dict[int, int] = {}
-    for layer in layers:
-        for value in vars(layer).values():
-            if isinstance(value, Tensor):
-                storage = value.untyped_storage()
-                seen[storage.data_ptr()] = storage.nbytes()
-    return sum(seen.values())

@@ -9,6 +9,7 @@ scaled.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -116,7 +117,8 @@ def _way(module: nn.Module, count: int) -> str:
 def replace_forward(module: Any, forward: Forward) -> Callable[[], None]:
     """Put ``forward`` in the module's place; the result puts its own back."""
     before = module.__dict__.get("forward")
-    module.forward = forward
+    # generate looks at the signature of a model's forward.
+    module.forward = functools.wraps(module.forward)(forward)
 
     def undo() -> None:
         if before is None:

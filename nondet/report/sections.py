@@ -21,7 +21,9 @@ MOST_RUNS = 24
 def short_summary(summary: pd.DataFrame) -> pd.DataFrame:
     """The columns of the summary that the page, the terminal and summary.md show."""
     columns = ["label", "items", "diverged", "div_percent", "accuracy"]
-    columns += ["mean_length", "truncated", "tokens_per_s", "peak_memory_mb"]
+    columns += ["mean_length", "truncated", "tokens_per_s"]
+    parts = ("first_token_s", "weights_mb", "cache_mb")
+    columns += [*(name for name in parts if summary[name].notna().any()), "peak_memory_mb"]
     table = summary[[*columns, "repeat_identical"]].rename(columns={"label": "setting"})
     if (summary["status"] != "complete").any():
         table = table.assign(status=summary["status"], reason=summary["reason"])
