@@ -14,6 +14,7 @@ Loader = Callable[[TaskSetting], Task]
 LOADERS = {
     "recall": "nondet.tasks.jsonl:load_recall",
     "jsonl": "nondet.tasks.jsonl:load_jsonl",
+    "completions": "nondet.tasks.completions:load_completions",
     "gsm8k": "nondet.tasks.gsm8k:load_gsm8k",
     "math500": "nondet.tasks.math500:load_math500",
     "aime24": "nondet.tasks.aime:load_aime24",

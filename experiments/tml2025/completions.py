@@ -1,0 +1,215 @@
+"""How many different completions one prompt got, and where they part.
+
+    python -m experiments.tml2025.completions OUT STUDY_FOLDER [STUDY_FOLDER ...]
+
+One row a run: ``completions`` asked for (n), ``unique`` among them, how often the commonest came,
+``same_tokens``: the first tokens that all share; parts.csv: the token, from 0, at which each leaves
+the commonest (a completion that ends earlier leaves it at its end). ``unique`` is a count of this
+run; the statistic is the share that is not the commonest one, whose interval counts waves,
+because the completions of a wave share its fate. Neighbours are left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from nondet.metrics.intervals import Estimate, largest_unseen, wilson
+from nondet.report.panel import Panel, save
+from nondet.report.style import COLUMN, LINES, MUTED, OTHER_COLOURS, canvas, house
+from nondet.runs import Run
+from nondet.study import load_study, run_folders
+from nondet.tasks.completions import COPY
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Completions:
+    """The completions of one run and the wave each came from, in task order."""
+
+    tokens: tuple[Tokens, ...]
+    waves: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def counts(self) -> Counter[Tokens]:
+        """How often each came."""
+        return Counter(self.tokens)
+
+    @property
+    def commonest(self) -> Tokens:
+        """The most frequent one; of several, the smallest, so that order does not matter."""
+        counts = self.counts
+        most = max(counts.values())
+        return min(one for one, count in counts.items() if count == most)
+
+    @property
+    def same_tokens(self) -> int:
+        """Length of the beginning that all share."""
+        low, high = min(self.tokens), max(self.tokens)
+        return common_prefix(low, high)
+
+    @property
+    def parts_at(self) -> Counter[int]:
+        """Where the others leave the commonest: position from 0 -> how many."""
+        common = self.commonest
+        return Counter(common_prefix(common, one) for one in self.tokens if one != common)
+
+    @property
+    def differing(self) -> Estimate:
+        """Share that is not the commonest; n and the interval count waves.
+
+        Within a wave all copies see the same batch, so Wilson's interval takes the share as if it
+        came from as many trials as there are waves.
+        """
+        n = len(self.tokens)
+        share = 1 - self.counts[self.commonest] / n
+        waves = len(set(self.waves))
+        return wilson(share * waves, waves)
+
+
+def common_prefix(a: Tokens, b: Tokens) -> int:
+    """Number of tokens before two completions differ; the shorter one's length if it never ends."""
+    for place, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return place
+    return min(len(a), len(b))
+
+
+def read_completions(run: Run) -> Completions:
+    """The copies of a run. Raises ValueError for a run of another task."""
+    table = run.table(["item_id", "tokens", "wave"]).to_pylist()
+    sizes = Counter(row["wave"] for row in table)
+    rows = [row for row in table if row["item_id"].startswith(COPY)]
+    if not rows:
+        raise ValueError(f"{run.folder}: no completions in it (task=completions)")
+    return Completions(
+        tuple(tuple(row["tokens"]) for row in rows),
+        tuple(row["wave"] for row in rows),
+        tuple(sizes[row["wave"]] for row in rows),
+    )
+
+
+def row_of(name: str, run: Run, found: Completions, alone: Tokens | None) -> dict[str, Any]:
+    """One line of the table; ``alone``: the completion the same setting gives by itself."""
+    differing, factors = found.differing, run.factors
+    positions = sorted(found.parts_at.elements())
+    return {
+        "study": name,
+        "backend": factors["backend"],
+        "dtype": factors["dtype"],
+        "kernels": factors["kernels"],
+        "batching": factors["batching"],
+        "largest_wave": max(found.sizes),
+        "temperature": factors["temperature"],
+        "repeat": run.repeat,
+        "completions": len(found.tokens),
+        "waves": differing.n,
+        "unique": len(found.counts),
+        "commonest": found.counts[found.commonest],
+        "as_alone": "" if alone is None else sum(one == alone for one in found.tokens),
+        "differing": round(differing.value, 4),
+        "differing_low": round(differing.low, 4),
+        "differing_high": round(differing.high, 4),
+        # Of n waves none showed another completion: so many per wave may still (one-sided, 95 %).
+        "unseen_below": round(largest_unseen(differing.n), 4) if len(found.counts) == 1 else "",
+        "tokens": len(found.commonest),
+        "same_tokens": found.same_tokens,
+        "first_split": positions[0] if positions else "",
+        "median_split": positions[len(positions) // 2] if positions else "",
+        "seconds": round(run.record["wall_s"], 1),
+    }
+
+
+def key(run: Run) -> tuple[Any, ...]:
+    """Runs with an equal key give equal answers if company does not matter."""
+    f = run.factors
+    names = ("backend", "model", "dtype", "kernels", "max_new_tokens", "temperature", "attention")
+    return tuple(str(f.get(name)) for name in names)
+
+
+def tabulate(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The table of all complete runs, and where their completions part (position, count)."""
+    loaded = [
+        (folder.name, run, read_completions(run))
+        for folder in folders
+        for run in load_study([folder]).complete
+    ]
+    alone: dict[tuple[Any, ...], Tokens] = {}
+    for _, run, found in loaded:
+        if run.factors["batch_size"] == 1:
+            alone.setdefault(key(run), found.commonest)
+    rows = [row_of(name, run, found, alone.get(key(run))) for name, run, found in loaded]
+    parts = [
+        {"study": name, "backend": run.factors["backend"], "dtype": run.factors["dtype"],
+         "kernels": run.factors["kernels"], "batching": run.factors["batching"],
+         "position": position, "completions": count}
+        for name, run, found in loaded
+        for position, count in sorted(found.parts_at.items())
+        if run.factors["temperature"] == 0
+    ]  # fmt: skip
+    columns = ["study", "backend", "dtype", "kernels", "batching", "position", "completions"]
+    return pd.DataFrame(rows), pd.DataFrame(parts, columns=columns)
+
+
+def panel(table: pd.DataFrame, parts: pd.DataFrame) -> Panel:
+    """Completions still equal to the commonest one, by token position, one line a run."""
+    greedy = table[(table["temperature"] == 0) & (table["completions"] > 1)]
+    keys = ["study", "backend", "dtype", "kernels", "batching"]
+    with house():
+        figure, axis = canvas(COLUMN, 3.1)
+        drawn = []
+        for place, (_, run) in enumerate(greedy.drop_duplicates(keys).iterrows()):
+            own = parts[(parts[keys] == run[keys]).all(axis=1)]
+            steps = [(0, 1.0)]
+            left = int(run["completions"])
+            for position, count in zip(own["position"], own["completions"], strict=True):
+                steps.append((int(position), steps[-1][1]))
+                left -= int(count)
+                steps.append((int(position), left / int(run["completions"])))
+            steps.append((int(run["tokens"]), steps[-1][1]))
+            name = f"{run['study']}, {run['kernels']}" + (
+                ", fp32" if run["dtype"] == "fp32" else ""
+            )
+            if run["batching"] == "continuous":
+                name += ", continuous"
+            # Lines at 1 lie on each other; dashes of growing length keep all of them visible.
+            axis.plot(*zip(*steps, strict=True), color=OTHER_COLOURS[place % len(OTHER_COLOURS)],
+                      linestyle=LINES[place % len(LINES)], linewidth=1 + 0.25 * place,
+                      label=f"{name}: {run['unique']} of {run['completions']}")  # fmt: skip
+            drawn += [{"run": name, "token": x, "share": round(y, 4)} for x, y in steps]
+        axis.set_xlabel("token position, from 0")
+        axis.set_ylabel("share equal to the commonest so far")
+        axis.set_ylim(0, 1.04)
+        axis.grid(axis="y", color=MUTED, alpha=0.2, linewidth=0.5)
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), title="different completions")
+    alt = "Share of completions of one prompt still equal to the commonest, by token position."
+    return Panel("completions", "One prompt, many completions", alt, pd.DataFrame(drawn), figure)
+
+
+def main(words: list[str]) -> None:
+    """Write completions.csv, parts.csv and the figure to OUT, and print the table."""
+    out = Path(words[0])
+    folders = [Path(word) for word in words[1:]]
+    for empty in [folder for folder in folders if not run_folders(folder)]:
+        print(f"{empty}: no runs, left out")
+        folders.remove(empty)
+    table, parts = tabulate(folders)
+    out.mkdir(parents=True, exist_ok=True)
+    table.to_csv(out / "completions.csv", index=False)
+    parts.to_csv(out / "parts.csv", index=False)
+    save(panel(table, parts), out / "figures")
+    shown = ["study", "kernels", "dtype", "batching", "largest_wave", "completions", "waves",
+             "unique", "commonest", "as_alone", "same_tokens"]  # fmt: skip
+    print(table[shown].to_string(index=False))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
