@@ -21,7 +21,7 @@ models: {tiny: {words: [model=local, model.path=MODEL]}}
 tasks: {recall: {words: [task=recall, task.limit=3, max_new_tokens=4]}}
 arms:
   greedy: {roles: [greedy], sweep: yuan2025_mini, set: {dtype: fp32, batch_size: "2,3"}}
-  refused: {roles: [greedy], sweep: yuan2025_mini, set: {dtype: fp32, batch_size: 2, gpus: 1, attention: no}}
+  refused: {roles: [greedy], sweep: yuan2025_mini, set: {dtype: fp32, batch_size: 2, attention: no}}
 """
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,15 @@ class Cell:
         """Overrides for ``python -m nondet.run`` that make this one setting."""
         return [f"+sweep={self.sweep}", *self.fixed, *(f"{k}={v}" for k, v in self.axes)]
 
+    @cached_property
+    def samples(self) -> int:
+        """Responses an item."""
+        given = dict(word.lstrip("+").partition("=")[::2] for word in self.fixed)
+        return int(given.get("samples") or sweep_file(self.sweep)[0].get("samples", 1))
+
     def setting(self) -> Setting:
         """The setting, without Hydra. Raises SettingError."""
-        values = sweep_file(self.sweep)[0]
+        values = dict(sweep_file(self.sweep)[0])
         for word in (*self.fixed, *(f"{key}={value}" for key, value in self.axes)):
             key, _, text = word.lstrip("+").partition("=")
             _put(values, key, yaml.safe_load(text))
@@ -162,16 +168,27 @@ def _rank(cell: Cell, first: list[Mapping[str, Any]]) -> int:
     return len(first)
 
 
+@cache
 def sweep_file(name: str) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Factors that a file of configs/sweep fixes, as ``setting_from`` reads them, and its axes."""
     given = yaml.safe_load((data_folder("configs") / "sweep" / f"{name}.yaml").read_text())
     values = {key: value for key, value in given.items() if key not in STEERING}
+    name = "hf"
     for entry in given.get("defaults", []):
         for key, value in entry.items():
             if key == "override /backend":
-                values["backend"] = {"name": value, **values.get("backend", {})}
+                name = str(value)
+    given_backend = values.get("backend", {})
+    values["backend"] = {"name": name, **_backend_file(name), **given_backend}
     params = given["hydra"]["sweeper"]["params"]
     return values, {key: _listed(value) for key, value in params.items()}
+
+
+@cache
+def _backend_file(name: str) -> dict[str, Any]:
+    """What a file of configs/backend sets; options left at null take the engine's default."""
+    given = yaml.safe_load((data_folder("configs") / "backend" / f"{name}.yaml").read_text())
+    return {key: value for key, value in given.items() if value is not None and key != "name"}
 
 
 def _listed(value: Any) -> list[Any]:
@@ -182,7 +199,7 @@ def _listed(value: Any) -> list[Any]:
 def _put(values: dict[str, Any], key: str, value: Any) -> None:
     group, _, rest = key.partition(".")
     if not rest and key in ("model", "task", "backend"):
-        values[key] = {**values.get(key, {}), "name": value}
+        values[key] = {"name": value}
     elif rest:
         values[group] = {**values.get(group, {}), rest: value}
     else:

@@ -1,0 +1,276 @@
+"""The paper's figures from the results of a scale, as panels of the report."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.yuan2025.numbers import SEED, Workload, level, partition, value_of
+from experiments.yuan2025.tables import Spec, Tables, specs, wanted
+from nondet.metrics.divergence import div_index
+from nondet.metrics.intervals import mean_over_items
+from nondet.metrics.load import read_column
+from nondet.metrics.prefix import NEVER
+from nondet.report.curves import histogram_figure
+from nondet.report.drawn import bin_edges
+from nondet.report.panel import Panel
+from nondet.report.style import (
+    COLUMN,
+    DTYPE_COLOURS,
+    DTYPE_MARKERS,
+    FAINT,
+    INK,
+    MUTED,
+    OTHER_COLOURS,
+    canvas,
+    looks,
+    shorten,
+)
+from nondet.report.viewer import decoder
+from nondet.study import Study
+
+LABELS = {
+    "avg_std_top1_prob": "Avg_Std@top1_prob (1e-4), 95 % interval",
+    "div_percent": "answers that part (%), 95 % interval",
+}
+# The axis of the paper's figure 3, and its bins.
+GAP_EDGES = np.linspace(0.0, 0.03, 31)
+# Candidates drawn at a fork, and rows of a figure of estimates.
+CANDIDATES, MOST_ROWS = 4, 48
+NOTHING = "No finished runs of this scale enter here."
+
+
+def make(name: str, tables: Tables) -> Panel:
+    """A figure by its name in tables.yaml. Call inside ``nondet.report.style.house``."""
+    spec = specs("figures")[name]
+    if "draw" not in spec:
+        return Panel(name, spec["title"], "", pd.DataFrame(), words=spec["words"])
+    return DRAWERS[spec["draw"]](name, spec, tables)
+
+
+def _members(spec: Spec, tables: Tables) -> list[tuple[Workload, list[int]]]:
+    """The runs a figure uses, by workload."""
+    found = []
+    for workload in tables.workloads:
+        runs = [
+            place
+            for place, result in enumerate(workload.results)
+            if wanted(result.cell, spec, tables.scale)
+        ]
+        if runs:
+            found.append((workload, runs))
+    return found
+
+
+def _accuracies(name: str, spec: Spec, tables: Tables) -> Panel:
+    """Every setting's accuracy as a mark, one row a model and task."""
+    rows = []
+    for workload, runs in _members(spec, tables):
+        for place in runs:
+            result = workload.results[place]
+            setting = f"{value_of(result, 'gpus')} x {result.cell.hardware}"
+            head = {"row": f"{workload.model}, {workload.name}", "setting": setting}
+            head["batch_size"] = value_of(result, "batch_size")
+            rows.append({**head, **level(workload, place)})
+    table = pd.DataFrame(rows)
+    if table.empty:
+        return Panel(name, spec["title"], "", table, words=NOTHING)
+    figure = _rows_figure(table.assign(dtype="bf16"), "accuracy (%), one mark a setting")
+    spread = table.groupby("row", sort=False)["ours"].agg(["min", "max", "count"])
+    listed = "; ".join(
+        f"{row}: {s['min']:.1f} to {s['max']:.1f} over {s['count']:.0f} settings"
+        for row, s in spread.iterrows()
+    )
+    note = "Lines: 95 % interval of each accuracy if every item were drawn anew. " + listed + "."
+    return Panel(name, spec["title"], f"Accuracies. {listed}.", table, figure, note=note)
+
+
+def _estimates(name: str, spec: Spec, tables: Tables) -> Panel:
+    """A metric with its interval, one row a model, task, dtype and slice."""
+    rows: list[dict[str, Any]] = []
+    for by in spec.get("slices", [[]]):
+        for row in tables.estimate_rows(f"{name} {by}", {**spec, "by": by}):
+            slice_name = ", ".join(f"{key} {row[key]}" for key in by)
+            words = [shorten(str(row["task"]), 24), slice_name, str(row["dtype"])]
+            if len(tables.scale.models) > 1:
+                words.insert(0, shorten(str(row["model"]), 20))
+            rows.append({"row": ", ".join(word for word in words if word), **row})
+    table = pd.DataFrame(rows)
+    if "ours" not in table or table["ours"].isna().all():
+        return Panel(name, spec["title"], "", table, words=NOTHING)
+    drawn = table[table["ours"].notna()].head(MOST_ROWS)
+    figure = _rows_figure(drawn, LABELS[spec["metric"]])
+    listed = "; ".join(f"{r['row']}: {r['ours']:.3g}" for r in drawn.to_dict("records"))
+    left = int(table["ours"].notna().sum()) - len(drawn)
+    note = (
+        f"{len(drawn)} of {len(table)} rows are drawn; " if left or len(drawn) < len(table) else ""
+    )
+    note += "rows without a number are in the CSV with the reason." if note else ""
+    return Panel(name, spec["title"], f"{spec['title']}. {listed}.", table, figure, note=note)
+
+
+def _rows_figure(table: pd.DataFrame, label: str) -> Figure:
+    """Marks with intervals, one line a distinct ``row``; colour and shape follow the dtype."""
+    names = list(dict.fromkeys(table["row"]))
+    figure, ax = canvas(COLUMN, 0.8 + 0.2 * max(len(names), 3))
+    for row in table.to_dict("records"):
+        dtype = str(row["dtype"])
+        colour = DTYPE_COLOURS.get(dtype, OTHER_COLOURS[0])
+        at = names.index(row["row"])
+        if not (pd.isna(row["low"]) or pd.isna(row["high"])):
+            ax.plot([row["low"], row["high"]], [at, at], color=colour, lw=1.1, alpha=0.55)
+        marker = DTYPE_MARKERS.get(dtype, "o")
+        ax.plot(row["ours"], at, marker, color=colour, ms=4.5, alpha=0.8, mew=0)
+    ax.set_yticks(range(len(names)), [shorten(name, 44) for name in names])
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    ax.grid(axis="x", color=FAINT, lw=0.6)
+    ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
+    ax.set_xlabel(label)
+    return figure
+
+
+def _histogram(name: str, spec: Spec, tables: Tables) -> Panel:
+    """Div_Index in bins of doubling width, one panel a dtype; the first task is drawn."""
+    found = {}
+    for workload, _ in _members(spec, tables):
+        groups = partition(workload, lambda r: wanted(r.cell, spec, tables.scale), ["dtype"])
+        for (dtype,), group in groups.items():
+            if len(group.runs) > 1:
+                found[workload, dtype] = div_index(workload.loaded.forest, group.runs)
+    if not found:
+        return Panel(name, spec["title"], "", pd.DataFrame(), words=NOTHING)
+    edges = bin_edges(max(int(position.max()) for position in found.values()))
+    rows = []
+    for (workload, dtype), position in found.items():
+        head = {"model": workload.model, "task": workload.name, "group": dtype}
+        for start, stop in pairwise(edges):
+            label = str(start) if stop - start == 1 else f"{start}–{stop - 1}"
+            count = int(((position >= start) & (position < stop)).sum())
+            rows.append({**head, "bin": label, "first": start, "items": count})
+        never = int((position == NEVER).sum())
+        rows.append({**head, "bin": "never", "first": None, "items": never})
+    table = pd.DataFrame(rows)
+    first = next(iter(found))[0]
+    drawn = table[(table["model"] == first.model) & (table["task"] == first.name)]
+    dtypes = list(dict.fromkeys(drawn["group"]))
+    style = dict(zip(dtypes, looks([{"dtype": dtype} for dtype in dtypes]), strict=True))
+    never_words = "; ".join(
+        f"{r['group']}: {r['items']} of {drawn[drawn['group'] == r['group']]['items'].sum()} never"
+        for r in drawn[drawn["bin"] == "never"].to_dict("records")
+    )
+    note = f"{first.model}, {first.name}; the other tasks are in the CSV. {never_words}."
+    alt = f"Histogram of the first differing token. {never_words}."
+    return Panel(name, spec["title"], alt, table, histogram_figure(drawn, style), note=note)
+
+
+def _gaps(name: str, spec: Spec, tables: Tables) -> Panel:
+    """Share of positions by the gap of the two best probabilities, mean over items."""
+    rows = []
+    for workload, runs in _members(spec, tables):
+        run = workload.loaded.runs[runs[0]]
+        column = read_column(run, "top_logprobs")
+        if run.top_k < 2:
+            continue
+        counts = []
+        for row in range(len(workload.loaded.item_P)):
+            best = np.exp(column.row(row).reshape(-1, run.top_k)[:, :2].astype(np.float64))
+            counts.append(np.histogram(best[:, 0] - best[:, 1], GAP_EDGES)[0] / max(len(best), 1))
+        share_PB = np.stack(counts)
+        rng = np.random.default_rng([SEED, zlib.crc32(f"{name} {workload.name}".encode())])
+        for place, (start, stop) in enumerate(pairwise(GAP_EDGES)):
+            estimate = mean_over_items(share_PB[:, place], rng)
+            head = {"row": workload.name, "gap_from": round(start, 4), "gap_to": round(stop, 4)}
+            values = {"share": estimate.value, "low": estimate.low, "high": estimate.high}
+            rows.append({**head, **values, "items": estimate.n})
+    table = pd.DataFrame(rows)
+    if table.empty:
+        return Panel(name, spec["title"], "", table, words=NOTHING)
+    figure, ax = canvas(COLUMN, 2.4)
+    for colour, (task, part) in zip(OTHER_COLOURS, table.groupby("row", sort=False), strict=False):
+        ax.stairs(100 * part["share"], GAP_EDGES, color=colour, label=str(task))
+        bounds = (100 * part["low"], 100 * part["high"])
+        ax.fill_between(GAP_EDGES[:-1], *bounds, step="post", color=colour, alpha=0.15, lw=0)
+    ax.set_xlabel("gap of the two best probabilities")
+    ax.set_ylabel("positions (%)")
+    ax.legend(labelcolor=INK)
+    within = table.groupby("row", sort=False)["share"].sum()
+    listed = "; ".join(
+        f"{task}: {share:.1%} of positions below 0.03" for task, share in within.items()
+    )
+    note = f"All positions of one run; mean over items, bands 95 %. {listed}."
+    return Panel(name, spec["title"], f"Histogram of gaps. {listed}.", table, figure, note=note)
+
+
+def _candidates(name: str, spec: Spec, tables: Tables) -> Panel:
+    """The best candidates of every setting at the first place where one item's answers part."""
+    for workload, runs in _members(spec, tables):
+        position = div_index(workload.loaded.forest, runs)
+        parted = np.flatnonzero(position != NEVER)
+        if len(runs) > 1 and len(parted):
+            row = int(parted[0])
+            return _fork(name, spec, workload, runs, row, int(position[row]))
+    return Panel(name, spec["title"], "", pd.DataFrame(), words="No item's answers part.")
+
+
+def _fork(
+    name: str, spec: Spec, workload: Workload, runs: Sequence[int], row: int, position: int
+) -> Panel:
+    decode = decoder(Study("", tuple(workload.loaded.runs[:1])))
+    rows = []
+    for place in runs:
+        run, result = workload.loaded.runs[place], workload.results[place]
+        ids, logprobs = (read_column(run, c).row(row) for c in ("top_ids", "top_logprobs"))
+        k = run.top_k
+        if position * k >= len(ids):
+            continue
+        setting = f"{value_of(result, 'gpus')} x, batch {value_of(result, 'batch_size')}"
+        for rank in range(min(k, CANDIDATES)):
+            token = int(ids[position * k + rank])
+            text = decode([token])[0] if decode else ""
+            chance = float(np.exp(np.float64(logprobs[position * k + rank])))
+            head = {"setting": setting, "rank": rank + 1, "token": token, "text": text}
+            rows.append({**head, "probability": chance})
+    table = pd.DataFrame(rows)
+    item = workload.loaded.outcomes[0].keys[row]
+    head = {"task": workload.name, "item": item, "position": position}
+    for place, (key, value) in enumerate(head.items()):
+        table.insert(place, key, value)
+    note = (
+        f"Item {item} of {workload.name}, token {position} (from 0): one example, no estimate. "
+        f"{len(runs)} settings."
+    )
+    alt = f"Probabilities of the candidates at token {position} of item {item}, by setting."
+    return Panel(name, spec["title"], alt, table, _fork_figure(table), note=note)
+
+
+def _fork_figure(table: pd.DataFrame) -> Figure:
+    settings = list(dict.fromkeys(table["setting"]))
+    figure, ax = canvas(COLUMN, 2.4)
+    tokens = table.groupby("token")["probability"].max().nlargest(CANDIDATES).index
+    for colour, token in zip(OTHER_COLOURS, tokens, strict=False):
+        part = table[table["token"] == token]
+        text = repr(part["text"].iloc[0]) if part["text"].iloc[0] else f"token {token}"
+        places = [settings.index(setting) for setting in part["setting"]]
+        ax.plot(places, part["probability"], "o-", color=colour, label=shorten(text, 20), lw=0.8)
+    ax.set_xticks(range(len(settings)), settings, rotation=30, ha="right", color=MUTED)
+    ax.set_ylabel("probability")
+    ax.grid(axis="y", color=FAINT, lw=0.6)
+    ax.legend(labelcolor=INK, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+DRAWERS: Mapping[str, Any] = {
+    "accuracies": _accuracies,
+    "estimates": _estimates,
+    "histogram": _histogram,
+    "gaps": _gaps,
+    "candidates": _candidates,
+}
