@@ -107,6 +107,7 @@ def load_study(folders: Sequence[Path]) -> Study:
     """
     runs: dict[str, Run] = {}
     names: list[str] = []
+    notes: dict[str, None] = {}
     seed = 0
     for folder in folders:
         found = run_folders(folder)
@@ -116,13 +117,24 @@ def load_study(folders: Sequence[Path]) -> Study:
         record = json.loads(listed.read_text()) if listed.exists() else {}
         names.append(record.get("name", folder.name))
         seed = int(record.get("seed", seed))
+        if record.get("marker"):
+            notes[_marker_note(record["marker"])] = None
         for path in found:
             run = read_run(path)
             runs.setdefault(run.id, run)
-    study = Study(" + ".join(dict.fromkeys(names)), tuple(runs.values()), seed)
+    study = Study(" + ".join(dict.fromkeys(names)), tuple(runs.values()), seed, tuple(notes))
     for run in study.complete[1:]:
         reason = incomparable(study.complete[0], run)
         if reason:
             other = study.complete[0].folder
             raise StudyError(f"{run.folder}: not comparable with {other}, {reason}")
     return study
+
+
+def _marker_note(marker: Mapping[str, Any]) -> str:
+    """How often the marker contradicted itself, as ``nondet.marking.repeat`` recorded it."""
+    where = f" in the sandbox {marker['sandbox']}" if marker.get("sandbox") else ""
+    return (
+        f"Marker {marker['name']} {marker['version']}{where}: {marker['compared']} texts marked "
+        f"once more, {marker['differ']} verdicts differ."
+    )

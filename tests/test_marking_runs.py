@@ -18,6 +18,7 @@ from nondet.marking.passk import mean_pass_at_k, pass_at_k
 from nondet.marking.repeat import check_study, repeatability, study_repeatability
 from nondet.runs import MARK_SCHEMA, RESPONSE_SCHEMA, TOKENS_SCHEMA, RunWriter, read_run
 from nondet.settings import SettingError, TaskSetting
+from nondet.study import load_study
 from nondet.tasks import Item, Task, load_task
 
 TEXTS = ["The answer is 4.", "The answer is 5.", r"\boxed{4}", "no idea at all, sorry", "4 or 5"]
@@ -193,6 +194,8 @@ def test_repeatability_of_stored_runs(tmp_path: Path) -> None:
     entry = {"name": "integer", "version": version, "compared": 50, "differ": 0}
     assert check_study(tmp_path, [run]) == entry
     assert json.loads((tmp_path / "study.json").read_text()) == {"name": "s", "marker": entry}
+    said = f"Marker integer {version}: 50 texts marked once more, 0 verdicts differ."
+    assert load_study([tmp_path]).notes == (said,)
     assert check_study(tmp_path, []) is None
     good = read_run(folder).table()
     column = good.schema.get_field_index("outcome")

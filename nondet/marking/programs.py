@@ -51,6 +51,11 @@ class CodeMarker:
     ) -> None:
         self.limits, self.workers, self.level = limits or Limits(), workers, level
 
+    def confinement(self) -> str:
+        """What holds programs on this machine, in one line."""
+        with Sandbox(self.limits, self.level) as sandbox:
+            return sandbox.describe()
+
     def mark(self, answers: Sequence[Answered]) -> list[Mark]:
         """One Mark an answer."""
         local, opened = threading.local(), list[Sandbox]()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nondet.marking.base import Answered, Mark, Marker
+from nondet.marking.programs import CodeMarker
 from nondet.marking.registry import get_marker
 from nondet.runs import Run, write_json
 from nondet.settings import TaskSetting
@@ -77,19 +78,23 @@ def study_repeatability(runs: Sequence[Run], minimum: int = MINIMUM) -> tuple[in
 def check_study(folder: Path, runs: Sequence[Run]) -> dict[str, object] | None:
     """Check the marker on all texts of a study and enter the result in its study.json.
 
-    The entry ``marker`` holds name, version, compared and differ. None, and no entry, where
-    there is nothing to mark. Raises SettingError as ``study_repeatability``.
+    The entry ``marker`` holds name, version, compared and differ, and for programs the sandbox
+    they ran in. None, and no entry, where there is nothing to mark. Raises SettingError as
+    ``study_repeatability``.
     """
     compared, differ = study_repeatability(runs)
     if not compared:
         return None
     stored = runs[0].record["task"]
+    marker = get_marker(stored["marker"])
     found: dict[str, object] = {
         "name": stored["marker"],
-        "version": get_marker(stored["marker"]).version,
+        "version": marker.version,
         "compared": compared,
         "differ": differ,
     }
+    if isinstance(marker, CodeMarker):
+        found["sandbox"] = marker.confinement()
     listed = folder / "study.json"
     record = json.loads(listed.read_text()) if listed.exists() else {}
     write_json(listed, {**record, "marker": found})
