@@ -39,7 +39,7 @@ SWITCHES = (
 )
 SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 # Sources whose change can change generated tokens; part of a run's identity.
-GENERATING = ("worker.py", "waves.py", "backends", "invariant", "precision")
+GENERATING = ("worker.py", "waves.py", "backends", "invariant", "parallel", "precision")
 
 
 def versions(packages: Sequence[str]) -> dict[str, str | None]:

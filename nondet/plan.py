@@ -11,6 +11,7 @@ from nondet.backends.base import Backend, backend_class, known_path
 from nondet.environment import code_hash, cpu_count, cpu_name, gpu_names, versions_in
 from nondet.marking import get_marker
 from nondet.models import ModelFiles, find_model
+from nondet.parallel.check import check_heads, check_ranks
 from nondet.runs import digest
 from nondet.settings import ModelSetting, Setting, SettingError, TaskSetting
 from nondet.tasks import load_task
@@ -41,13 +42,18 @@ def plan_run(setting: Setting) -> Plan:
     in it: a run whose marker changed is marked again, not generated again.
     """
     backend = backend_class(setting.backend.name)
+    if setting.kernels not in backend.kernels:
+        valid = "one of " + ", ".join(backend.kernels) + f" with backend={setting.backend.name}"
+        raise SettingError("kernels", setting.kernels, valid)
     backend.check(setting)
     device = resolve_device(setting)
+    check_ranks(setting, device)
     python = known_path(setting.backend.python)
     if python is not None and not python.is_file():
         name = setting.backend.name
         raise SettingError("backend.python", python, f"an interpreter; `make venv-{name}` makes it")
     model = _model(setting.model)
+    check_heads(setting, model.path)
     task = _task(setting.task.name, setting.task.path, setting.task.limit, _frozen(setting.task))
     workload = make_workload(setting, task, model)
     resolved = {

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 Scalar = str | int | float | bool | None
 
 DTYPES = ("bf16", "fp16", "fp32", "layercast")
-KERNELS = ("default", "invariant")
+KERNELS = ("default", "invariant", "tp_invariant")
 BATCHINGS = ("wave", "varied", "continuous")
 PADDINGS = ("none", "wave", "fixed")
 DEVICES = ("auto", "cpu", "cuda")

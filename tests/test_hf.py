@@ -132,7 +132,7 @@ def test_observed_is_read_back(tiny: Path) -> None:
         ({"dtype": "layercast", "attention": "flash_attention_2"}, "attention"),
         ({"dtype": "fp32", "backend": {"name": "hf", "fp32": "norms"}}, "backend.fp32"),
         ({"batching": "continuous"}, "batching"),
-        ({"gpus": 2}, "gpus"),
+        ({"gpus": 2, "dtype": "layercast"}, "dtype"),
         ({"backend": {"name": "hf", "cache": "paged"}}, "backend.cache"),
         ({"backend": {"name": "hf", "eager": True}}, "backend.eager"),
     ],

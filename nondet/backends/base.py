@@ -69,6 +69,8 @@ class Backend(ABC):
     name: ClassVar[str]
     # State carried from one wave to the next (a prefix cache): a killed run starts over.
     stateful: ClassVar[bool] = False
+    # The values of the factor kernels that this engine has.
+    kernels: ClassVar[tuple[str, ...]] = ("default", "invariant")
     # Seconds from the start of the last wave to its first tokens; None where it is not known.
     first_token_s: float | None = None
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from nondet.backends.base import Backend, Request, Response
 from nondet.backends.recorder import Record, Recorder
 from nondet.environment import cpu_count, gpu_names
+from nondet.parallel.check import check_cut
 from nondet.precision.options import OPTIONS as PRECISION
 from nondet.precision.options import check_precision
-from nondet.settings import Setting, SettingError
+from nondet.settings import KERNELS, Setting, SettingError
+
+if TYPE_CHECKING:
+    from nondet.parallel.group import Group
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 CACHES = ("dynamic", "static", "none")
@@ -25,7 +29,13 @@ class HFBackend(Backend):
     """Greedy or seeded sampling through ``model.generate``; no state between waves."""
 
     name: ClassVar[str] = "hf"
+    kernels: ClassVar[tuple[str, ...]] = KERNELS
     cache_bytes: int = 0  # of the largest wave so far
+
+    def __init__(self, setting: Setting, model_path: str, group: Group | None = None) -> None:
+        """group: the rank that this process is; left out, ``start`` makes it rank 0 of all."""
+        super().__init__(setting, model_path)
+        self.group = group
 
     @classmethod
     def packages(cls) -> tuple[str, ...]:
@@ -37,6 +47,7 @@ class HFBackend(Backend):
         options = dict(setting.backend.options)
         _among("attention", setting.attention, ATTENTION)
         check_precision(setting)
+        check_cut(setting)
         cache, graph = options.pop("cache", "dynamic"), options.pop("cuda_graph", False)
         _among("backend.cache", cache, CACHES)
         if not isinstance(graph, bool) or (graph and cache != "static"):
@@ -46,16 +57,14 @@ class HFBackend(Backend):
             if key in PRECISION:
                 continue
             raise SettingError(f"backend.{key}", value, "left out: backend=hf has no such option")
-        if setting.gpus > 1:
-            raise SettingError("gpus", setting.gpus, "1 with backend=hf")
         if setting.model.name == "endpoint":
             raise SettingError("model", "endpoint", "a model on disk with backend=hf")
 
     def start(self) -> None:
         """Load model and tokenizer and set every switch that moves bits."""
-        import torch
         import transformers
 
+        from nondet.parallel.team import seat
         from nondet.precision.load import load_model
         from nondet.precision.switches import set_switches
 
@@ -66,16 +75,21 @@ class HFBackend(Backend):
             threads=setting.threads or cpu_count(),
         )
         transformers.logging.set_verbosity_error()
-        self.device = torch.device(_device(setting.device))
+        self.group = self.group or seat(setting, self.model_path, _device(setting.device))
+        self.device = self.group.device
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(self.model_path)
         self.model, self.precision = load_model(self.model_path, setting, self.device)
         model = self.model
+        if setting.gpus > 1 or setting.kernels == "tp_invariant":
+            from nondet.parallel.shard import shard
+
+            shard(model, self.group, setting.kernels)
         self.stop_ids = _stop_ids(model, self.tokenizer)
         # A model folder may ask for penalties or sampling; a run asks for neither.
         self.dropped = model.generation_config.to_diff_dict()
         model.generation_config = transformers.GenerationConfig()
         self.scope = ExitStack()
-        if setting.kernels == "invariant":
+        if setting.kernels != "default":
             from nondet.invariant import invariant_kernels
 
             self.scope.enter_context(invariant_kernels(self.model))
@@ -87,6 +101,7 @@ class HFBackend(Backend):
                 raise SettingError("backend.cuda_graph", True, "false on a CPU")
             self.graphs = DecodeGraphs(self.model)
             self.scope.callback(self.graphs.undo)
+        self.group.meet()
 
     def generate(self, wave: Sequence[Request]) -> list[Response]:
         """Answer one wave, padded on the left to its longest prompt (or ``pad_to``)."""
@@ -122,12 +137,15 @@ class HFBackend(Backend):
             **options,
         )
         began = time.perf_counter()
-        with torch.inference_mode():
+        assert self.group is not None  # made by start
+        with self.group.wave(wave), torch.inference_mode():
             output = self.model.generate(
                 ids.to(self.device),
                 attention_mask=mask.to(self.device),
                 generation_config=config,
-                logits_processor=transformers.LogitsProcessorList([recorder]),
+                logits_processor=transformers.LogitsProcessorList(
+                    [recorder, *self.group.checks(recorder)]
+                ),
             )
         assert recorder.first is not None
         self.first_token_s = recorder.first - began
@@ -161,6 +179,7 @@ class HFBackend(Backend):
 
         from nondet.precision.switches import read_switches
 
+        assert self.group is not None  # made by start
         model = self.model
         dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
         found = {
@@ -175,9 +194,10 @@ class HFBackend(Backend):
             "stop_ids": list(self.stop_ids),
             "generation_config_dropped": {k: str(v) for k, v in self.dropped.items()},
             "switches": read_switches(),
+            **self.group.observed(),
             **self.precision.observed(self.stop_ids[0]),
         }
-        if self.setting.kernels == "invariant":
+        if self.setting.kernels != "default":
             from nondet.invariant import observed as invariant_observed
 
             found["invariant"] = invariant_observed()
@@ -198,11 +218,13 @@ class HFBackend(Backend):
         }
 
     def close(self) -> None:
-        """Leave the invariant kernels and drop the model."""
+        """Leave the invariant kernels and the other ranks, and drop the model."""
         if hasattr(self, "scope"):
             self.scope.close()
         if hasattr(self, "precision"):
             self.precision.undo()
+        if self.group is not None:
+            self.group.close()
         self.model = None
 
 
