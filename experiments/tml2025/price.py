@@ -115,9 +115,11 @@ def measure(plans: dict[str, Plan], rounds: int, logs: Path) -> dict[str, list[d
     found: dict[str, list[dict[str, Any]]] = {}
     with ExitStack() as stack:
         ready = {}
-        for name, plan in plans.items():
-            log = logs / f"price-{name}.log"
-            process = stack.enter_context(arm_process(plan, log))
+        log_of = {name: logs / f"price-{name}.log" for name in plans}
+        arms = {name: stack.enter_context(arm_process(plans[name], log_of[name]))
+                for name in plans}  # fmt: skip
+        for name, process in arms.items():
+            log = log_of[name]
             try:
                 told(process, log)
             except (RuntimeError, BrokenPipeError) as error:
