@@ -58,6 +58,7 @@ class LayerCast:
         self.product = choose_product(asked, device)
         self.casts: list[Cast] = []
         self._undo: list[Callable[[], None]] = []
+        self._experts_one_by_one()
         for name, module in model.named_modules():
             self._widen_buffers(module)
             own = dict(module.named_parameters(recurse=False))
@@ -85,6 +86,14 @@ class LayerCast:
         }
         forward = makers[cast.way](module, self.product == "fused")
         self._undo.append(replace_forward(module, recorded(forward, cast)))
+
+    def _experts_one_by_one(self) -> None:
+        """A product over all experts at once would need all of their weights in FP32."""
+        model: Any = self.model
+        if getattr(type(model), "_can_set_experts_implementation", lambda: False)():
+            own = model.get_experts_implementation()
+            model.set_experts_implementation("eager")
+            self._undo.append(lambda: model.set_experts_implementation(own))
 
     def _widen_buffers(self, module: nn.Module) -> None:
         for name, buffer in module.named_buffers(recurse=False):
