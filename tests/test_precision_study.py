@@ -1,0 +1,69 @@
+"""The settings and the table of experiments.precision, without running a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from experiments.precision.study import ARMS, BATCHES, settings
+from experiments.precision.table import first_difference, table
+from nondet.backends.hf import HFBackend
+
+
+def test_every_setting_can_run_and_each_arm_has_all_batch_sizes() -> None:
+    for graph in (False, True):
+        found = settings("FOLDER", graph=graph)
+        for setting in found:
+            HFBackend.check(setting)
+        assert len({repr(setting) for setting in found}) == len(found)
+        first = [setting for setting in found if not setting.repeat]
+        assert len(first) == len(ARMS) * len(BATCHES)
+        assert {setting.batch_size for setting in first} == set(BATCHES)
+        assert len(found) - len(first) == 4
+
+
+@dataclass
+class FakeRun:
+    """What the table reads of a run."""
+
+    factors: dict[str, Any]
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+    repeat: int = 0
+
+    def table(self, columns: list[str]) -> pa.Table:
+        return pa.table({name: getattr(self, name) for name in columns})
+
+
+def run(dtype: str, batch: int, tokens: list[list[int]], shift: float = 0.0, repeat: int = 0,
+        ) -> FakeRun:  # fmt: skip
+    factors = {"dtype": dtype, "kernels": "default", "batch_size": batch}
+    return FakeRun(factors, tokens, [[-1.0 + shift for _ in row] for row in tokens], repeat)
+
+
+def test_the_table_counts_items_that_part_anywhere() -> None:
+    same, later, ended = [[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 5, 7]], [[1, 2], [4, 5, 6]]
+    runs: Any = [
+        run("bf16", 8, later),
+        run("bf16", 1, same),
+        run("bf16", 32, ended),
+        run("fp32", 1, same),
+        run("fp32", 8, same, shift=1e-7),
+        run("fp32", 8, same, shift=1e-7, repeat=1),
+    ]
+    rows = table(runs).set_index(["compared", "dtype"])
+    bf16, fp32 = rows.loc[("batch sizes", "bf16")], rows.loc[("batch sizes", "fp32")]
+    assert (bf16.diverged, bf16["items"], bf16.div_percent, bf16.median_index) == (2, 2, 100, 2)
+    assert (bf16.batch_sizes, bf16.as_fp32) == ("1 8 32", 2)
+    assert (fp32.diverged, fp32.bits) == (0, 2)
+    assert fp32.high > 50  # two items say little
+    repeat = rows.loc[("repeat", "fp32")]
+    assert (repeat.diverged, repeat.bits, repeat.batch_sizes) == (0, 0, "8 8")
+
+
+def test_a_prefix_differs_at_its_end() -> None:
+    assert first_difference([[1, 2], [1, 2, 3]]) == 2
+    assert first_difference([[1, 2], [1, 2], [1, 3]]) == 1
+    assert first_difference([[1, 2], [1, 2]]) is None
