@@ -12,6 +12,7 @@ Exit codes: 0 done (also when cells could not run: the report names them), 2 a m
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--hardware", help="only the runs of this GPU type (A100, L40S)")
     run.add_argument("--model", help="a model folder, for scales with one model")
     run.add_argument("--outputs", type=Path, default=Path("outputs"))
+    run.add_argument("--minutes", type=float, default=math.inf, help="begin no run after that")
     run.add_argument("--yes", action="store_true", help="do not ask before a launched run")
     run.add_argument("words", nargs="*", metavar="KEY=VALUE")
     report = actions.add_parser("report", help="the report again")
@@ -82,7 +84,7 @@ def _run(given: argparse.Namespace) -> int:
             scale, given.outputs, given.launcher, given.hardware, given.words
         )
     else:
-        folder = launch.run_here(scale, given.outputs, words=given.words)
+        folder = launch.run_here(scale, given.outputs, given.words, given.minutes)
     remember_elsewhere(folder, missing.elsewhere(load_scale("full")))
     return _report(scale, folder, None)
 

@@ -13,7 +13,7 @@ import pandas as pd
 import yaml
 
 from experiments.yuan2025.matrix import Cell, Scale
-from nondet.settings import Setting
+from nondet.settings import Setting, SettingError
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,17 @@ def assumptions() -> dict[str, Any]:
 
 
 def cost(cell: Cell, scale: Scale) -> Cost:
-    """What one run is expected to cost. Raises KeyError where speeds.yaml says nothing."""
+    """What one run is expected to cost; answers of unknown length are taken to reach the limit."""
     known, setting = assumptions(), cell.setting()
     model, items = scale.models[cell.model], int(scale.tasks[cell.task]["items"])
-    mean = min(known["answer_tokens"][model["kind"]][cell.task], setting.max_new_tokens)
+    limit = setting.max_new_tokens
+    mean = min(known["answer_tokens"][model["kind"]].get(cell.task, limit), limit)
     tokens = float(items * setting.samples * mean)
     speed = _measured(cell, setting)
     if speed:
         seconds = tokens / speed + known["measured_start_s"]
     else:
-        longest = min(mean * known["longest_over_mean"], setting.max_new_tokens)
+        longest = min(mean * known["longest_over_mean"], limit)
         waves = math.ceil(items * setting.samples / setting.batch_size)
         step = step_seconds(cell, setting, model)
         seconds = waves * longest * step + known["start_s"]
@@ -57,7 +58,7 @@ def step_seconds(cell: Cell, setting: Setting, model: Mapping[str, Any]) -> floa
     known = assumptions()
     weights = float(model["parameters"]) * known["weight_bytes"][setting.dtype]
     bandwidth = known["gpus"][cell.hardware]["bandwidth_gb_s"] * 1e9 * known["efficiency"]
-    overhead = known["overhead_ms"][setting.backend.name] / 1000
+    overhead = known["overhead_ms"].get(setting.backend.name, known["overhead_ms"]["hf"]) / 1000
     return float(weights / (setting.gpus * bandwidth) + overhead)
 
 
@@ -75,7 +76,10 @@ def table(scale: Scale) -> pd.DataFrame:
     """One row an arm and GPU type, and their sum."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for cell in scale.cells:
-        one = cost(cell, scale)
+        try:
+            one = cost(cell, scale)
+        except SettingError:
+            one = Cost(0, 0, 0, 0)  # refused: ``missing`` names it
         row = rows.setdefault(
             (cell.arm, cell.hardware),
             {"arm": cell.arm, "hardware": cell.hardware, "runs": 0}

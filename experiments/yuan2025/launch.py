@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,8 @@ from nondet.sweep import MISTAKES, setting_of
 LAUNCHERS = ("slurm", "ray", "submitit_local")
 # Hydra commands at a time; each waits for its jobs.
 TOGETHER = 8
+# With fewer seconds left no run is begun.
+SHORTEST_S = 15.0
 
 
 def plan_cells(scale: Scale, words: Sequence[str] = ()) -> dict[str, Plan | str]:
@@ -44,33 +49,52 @@ def plan_cells(scale: Scale, words: Sequence[str] = ()) -> dict[str, Plan | str]
 
 
 def run_here(
-    scale: Scale, outputs: Path, display: Display | None = None, words: Sequence[str] = ()
+    scale: Scale, outputs: Path, words: Sequence[str] = (), minutes: float = math.inf
 ) -> Path:
     """Run what can run, skip what is done, and write cells.json; returns the study's folder.
 
-    A failed run is recorded with its reason. Killed at any point, the same call goes on.
+    A failed run is recorded with its reason. After ``minutes`` no run is begun and the one under
+    way ends; cells.json names what is left, and the same call goes on with it, as it does after
+    a kill at any point.
     """
+    ends = time.monotonic() + 60 * minutes
     folder, store = study_folder(scale, outputs), outputs / "runs"
     plans = plan_cells(scale, words)
     said: dict[str, Mapping[str, Any]] = {}
-    display = display or Lines(sum(isinstance(plan, Plan) for plan in plans.values()))
+    display = Lines(sum(isinstance(plan, Plan) for plan in plans.values()))
     for cell in scale.cells:
         plan = plans[cell.name]
         if isinstance(plan, str):
             said[cell.name] = {"reason": plan}
         else:
-            said[cell.name] = _one(cell, plan, store, display)
+            said[cell.name] = _one(cell, plan, store, display, ends, minutes)
     save_results(scale, folder, said, store)
     return folder
 
 
-def _one(cell: Cell, plan: Plan, store: Path, display: Display) -> dict[str, Any]:
+def _one(
+    cell: Cell, plan: Plan, store: Path, display: Display, ends: float, minutes: float
+) -> dict[str, Any]:
+    left = ends - time.monotonic()
+    later = {"reason": f"not run: {minutes:g} minutes were up; the same command goes on"}
+    if left < SHORTEST_S and not _complete(store / plan.run_id):
+        return later
     axes = ", ".join(f"{key} {value}" for key, value in cell.axes)
+    limited = min(left, plan.setting.timeout_s or math.inf)
+    if math.isfinite(limited):
+        setting = replace(plan.setting, timeout_s=max(limited, SHORTEST_S))
+        plan = replace(plan, setting=setting)
     status = execute(plan, store, display, f"{cell.arm}, {cell.task}, {axes}")
     if status != "failed":
         return {"run": plan.run_id}
+    if time.monotonic() >= ends:
+        return later
     reason = read_run(store / plan.run_id).record["reason"]
-    return {"run": plan.run_id, "reason": f"failed: {one_line(ValueError(reason))}"}
+    return {"run": plan.run_id, "reason": f"failed: {' '.join(str(reason).split())}"}
+
+
+def _complete(folder: Path) -> bool:
+    return (folder / "run.json").exists() and read_run(folder).status == "complete"
 
 
 def study_folder(scale: Scale, outputs: Path) -> Path:

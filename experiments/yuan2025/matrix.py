@@ -65,11 +65,19 @@ class Cell:
         """Overrides for ``python -m nondet.run`` that make this one setting."""
         return [f"+sweep={self.sweep}", *self.fixed, *(f"{k}={v}" for k, v in self.axes)]
 
-    @cached_property
+    def asked(self, factor: str, default: Any) -> Any:
+        """What a factor was asked to be: swept, fixed by the cell or by the sweep file."""
+        given = dict(word.lstrip("+").partition("=")[::2] for word in self.fixed)
+        if factor in self.values:
+            return self.values[factor]
+        if factor in given:
+            return yaml.safe_load(given[factor])
+        return sweep_file(self.sweep)[0].get(factor, default)
+
+    @property
     def samples(self) -> int:
         """Responses an item."""
-        given = dict(word.lstrip("+").partition("=")[::2] for word in self.fixed)
-        return int(given.get("samples") or sweep_file(self.sweep)[0].get("samples", 1))
+        return int(self.asked("samples", 1))
 
     def setting(self) -> Setting:
         """The setting, without Hydra. Raises SettingError."""

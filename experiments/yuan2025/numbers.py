@@ -26,10 +26,12 @@ BESIDE = {
     "div_percent": ("diverged", "unique_outputs"),
     "avg_std_top1_prob": ("pooled", "positions"),
 }
+# Factors of a cell that says nothing of them (configs/config.yaml).
+DEFAULTS = {"gpus": 1, "kernels": "default", "dtype": "bf16"}
 Key = tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Workload:
     """Finished results that answer the same prompts, in order, and what was read of them."""
 
@@ -65,7 +67,7 @@ def value_of(result: Result, name: str) -> Any:
         return result.cell.hardware
     if result.run is not None:
         return result.run.factors.get(name)
-    return result.cell.values.get(name, "")
+    return result.cell.asked(name, DEFAULTS.get(name, ""))
 
 
 def partition(

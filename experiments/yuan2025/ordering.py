@@ -21,7 +21,13 @@ from experiments.yuan2025.numbers import SEED, Workload, value_of
 from experiments.yuan2025.results import Result
 from nondet.metrics.accuracy import mcnemar
 from nondet.metrics.divergence import div_index
-from nondet.metrics.intervals import Estimate, by_item, largest_unseen, mean_over_items
+from nondet.metrics.intervals import (
+    Estimate,
+    by_item,
+    largest_unseen,
+    mean_over_items,
+    wilson,
+)
 from nondet.metrics.load import scan
 from nondet.metrics.prefix import NEVER
 
@@ -131,9 +137,22 @@ def _divergence(
     row = _row(workload, claim, more, less, len(a), [part.astype(float) for part in parts], item_P)
     only = [int((x & ~y).sum()) for x, y in (parts, parts[::-1])]
     row |= {"metric": "div_percent", "p": mcnemar(*only)}
+    row |= _exact_where_alike(row)
     for name in ("more_value", "less_value", "difference", "low", "high"):
         row[name] *= 100
     return row
+
+
+def _exact_where_alike(row: Row) -> Row:
+    """An exact interval where every item says the same, so that resampling sees no spread."""
+    items, difference = int(row["items"]), row["difference"]
+    if not items or row["low"] != row["high"]:
+        return {}
+    if difference == 0:
+        reach = largest_unseen(items)
+        return {"low": -reach, "high": reach}
+    bound = wilson(items, items).low
+    return {"low": bound, "high": 1.0} if difference > 0 else {"low": -1.0, "high": -bound}
 
 
 def _top1(workload: Workload, claim: str, more: str, less: str, a: list[int], b: list[int]) -> Row:
@@ -198,7 +217,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
             f"{word} in {counts[word]}" for word in (HOLDS, REVERSED, OPEN, SAME) if word in counts
         ]
         largest = part.loc[part["difference"].abs().idxmax()] if len(part) else None
-        words = f"{str(claim).capitalize()}: {', '.join(named)} of {len(part)} comparisons"
+        words = f"{claim}: {', '.join(named)} of {len(part)} comparisons"
         if largest is not None:
             unit = "points" if largest["metric"] == "div_percent" else "x 1e-4"
             words += (
@@ -213,7 +232,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
                 REVERSED, "layercast parts more"
             )
             words += f"; with so many items a share below {bound:.0f} % may go unseen"
-        found.append(words + ".")
+        found.append(words[0].upper() + words[1:] + ".")
     if not found:
         return ["No pair of settings finished on both sides: the ordering cannot be judged."]
     return found

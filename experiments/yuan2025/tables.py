@@ -31,6 +31,7 @@ from nondet.metrics.accuracy import std_at_acc
 DTYPES = ("bf16", "fp16", "fp32", "layercast")
 ELSEWHERE = "not in this scale"
 ONE = "one setting only: no spread"
+NO_POSITION = "no value: no position is common to the settings, or nothing was marked"
 Spec = Mapping[str, Any]
 Row = dict[str, Any]
 
@@ -45,7 +46,7 @@ def wanted(cell: Cell, spec: Spec, scale: Scale) -> bool:
     """Whether a table or figure uses a cell."""
     if not set(cell.roles) & set(spec["roles"]):
         return False
-    if cell.values.get("dtype", "layercast") not in spec.get("dtypes", DTYPES):
+    if cell.asked("dtype", "bf16") not in spec.get("dtypes", DTYPES):
         return False
     where = [w for w in spec.get("where", []) if w["model"] in scale.models]
     known = {"model": cell.model, "task": cell.task, "hardware": cell.hardware}
@@ -89,7 +90,9 @@ class Tables:
             for key, numbers in estimates(workload, groups, str(spec["metric"]), name).items():
                 rows[workload.model, workload.name, *key].update(numbers)
         for key, row in rows.items():
-            if "ours" not in row:
+            if "ours" in row:
+                row["note"] = "" if row["ours"] == row["ours"] else NO_POSITION
+            else:
                 members = [r for r in self.results if self._keep(spec)(r)]
                 members = [r for r in members if tuple(map(str, _head(r, by).values())) == key]
                 row["note"] = reasons(members) or ONE
@@ -170,14 +173,12 @@ NUMBERS = ("ours", "low", "high")
 def _head(result: Result, by: Sequence[str]) -> Row:
     cell = result.cell
     own = {name: value_of(result, name) for name in by}
-    if "dtype" in own and not own["dtype"]:
-        own["dtype"] = cell.setting().dtype
     return {"model": cell.model, "task": task_name(cell.task, cell.samples), **own}
 
 
 def _where(result: Result) -> Row:
     """The setting as results/published writes it: ``2 x A100, batch size 8``."""
-    gpus = value_of(result, "gpus") or result.cell.setting().gpus
+    gpus = value_of(result, "gpus")
     batch = value_of(result, "batch_size")
     return {"setting": f"{gpus} x {result.cell.hardware}, batch size {batch}"}
 
