@@ -152,7 +152,7 @@ def _tensor_parallel(setting: Setting, seen: Observed) -> Iterator[Advice]:
     yield Advice(
         f"gpus={setting.gpus}",
         "each number of GPUs adds partial sums in another order, also with kernels=invariant",
-        "compare only runs with the same gpus",
+        "compare only runs with the same gpus, or take backend=hf kernels=tp_invariant",
     )
     for state in seen.get("workers") or []:
         switches = state.get("switches", {})

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -186,7 +187,29 @@ def _torch_state() -> dict[str, Any] | None:
         state["capability"] = list(torch.cuda.get_device_capability())
         state["cudnn"] = torch.backends.cudnn.version()
         state["driver"] = _driver()
+        version = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()
+        state["nccl"] = ".".join(str(part) for part in version) or None
+        if torch.cuda.device_count() > 1:
+            state["topology"] = topology()
     return state
+
+
+def topology() -> dict[str, list[str]]:
+    """How each GPU is connected to each, as ``nvidia-smi topo -m`` says; empty if it does not."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return links_in(done.stdout)
+
+
+def links_in(matrix: str) -> dict[str, list[str]]:
+    """Rows of the GPUs in ``nvidia-smi topo -m``: name -> its link to each GPU (X: itself)."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", matrix)
+    rows = [line.split() for line in plain.splitlines() if re.match(r"GPU\d+\s", line)]
+    return {row[0]: row[1 : len(rows) + 1] for row in rows}
 
 
 def _driver() -> str | None:

@@ -68,6 +68,10 @@ class Team(Ranks):
             self.close()
             raise
 
+    def meet(self) -> None:
+        with self._explained():
+            super().meet()
+
     @contextmanager
     def wave(self, wave: Sequence[Request]) -> Iterator[None]:
         with self._explained():

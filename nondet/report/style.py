@@ -122,7 +122,7 @@ def looks(settings: Sequence[Mapping[str, Any]]) -> list[Look]:
                 DTYPE_MARKERS[dtype] if known else OTHER_MARKERS[turn],
                 LINES[count % len(LINES)],
                 DTYPE_HATCHES[dtype] if known else OTHER_HATCHES[turn],
-                setting.get("kernels") == "invariant",
+                str(setting.get("kernels")).endswith("invariant"),
             )
         )
     return result

@@ -1,0 +1,327 @@
+"""Ranks over gloo: the same answers from 1, 2 and 4, what they refuse, and what a death leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from tiny_llama import make_tiny_llama
+
+from nondet.backends.base import Request, Response
+from nondet.backends.hf import HFBackend
+from nondet.backends.limits import descendants
+from nondet.environment import links_in
+from nondet.execute import execute
+from nondet.parallel import tree
+from nondet.parallel.check import check_cut, check_heads, check_ranks
+from nondet.parallel.group import Group
+from nondet.parallel.shard import shard
+from nondet.plan import plan_run
+from nondet.progress import Lines
+from nondet.runs import read_run
+from nondet.settings import Setting, SettingError, setting_from
+
+# Sharp logits, so that a last bit flips a token now and then.
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+}
+ITEMS, TOKENS = 8, 24
+
+
+@pytest.fixture(scope="module")
+def sharp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("sharp"), **SIZES)
+
+
+def requests() -> list[Request]:
+    rng = np.random.default_rng(0)
+    return [Request(str(n), tuple(rng.integers(0, 250, 5 + 3 * n).tolist())) for n in range(ITEMS)]
+
+
+def answer(folder: Path, gpus: int, kernels: str, **changes: Any) -> list[Response]:
+    values = {"max_new_tokens": TOKENS, "threads": 1, "device": "cpu", **changes}
+    backend = HFBackend(setting_from({**values, "gpus": gpus, "kernels": kernels}), str(folder))
+    try:
+        backend.start()
+        if gpus > 1:
+            assert backend.observed()["process_group"] == "gloo"
+            assert backend.observed()["ranks"] == gpus
+        return backend.generate(requests())
+    finally:
+        backend.close()
+
+
+def differ(a: list[Response], b: list[Response]) -> tuple[int, int]:
+    """Items with other tokens, and with other bits of any log-probability."""
+    pairs = list(zip(a, b, strict=True))
+    tokens = sum(x.tokens.tobytes() != y.tokens.tobytes() for x, y in pairs)
+    bits = sum(
+        x.logprobs.tobytes() + x.top_logprobs.tobytes()
+        != y.logprobs.tobytes() + y.top_logprobs.tobytes()
+        for x, y in pairs
+    )
+    return tokens, bits
+
+
+def test_two_ranks_answer_as_one_with_the_tree_alone(sharp: Path) -> None:
+    one, two = (answer(sharp, gpus, "default") for gpus in (1, 2))
+    tokens, bits = differ(one, two)
+    assert bits == ITEMS
+    assert tokens > 0
+    wanted = answer(sharp, 1, "tp_invariant")
+    assert differ(wanted, answer(sharp, 2, "tp_invariant")) == (0, 0)
+    assert differ(wanted, one)[1] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_four_ranks_and_two_key_heads(sharp: Path, dtype: str) -> None:
+    # Four ranks share two key heads: each is kept by two of them.
+    found = {n: answer(sharp, n, "tp_invariant", dtype=dtype) for n in (1, 2, 4)}
+    assert differ(found[1], found[2]) == (0, 0)
+    assert differ(found[1], found[4]) == (0, 0)
+    default = {n: answer(sharp, n, "default", dtype=dtype) for n in (1, 4)}
+    assert differ(default[1], default[4])[1] == ITEMS
+    # One leaf a rank: rows do not depend on the batch, but on the number of ranks they do.
+    batch = {n: answer(sharp, n, "invariant", dtype=dtype) for n in (1, 4)}
+    assert differ(batch[1], batch[4])[1] > 0
+
+
+class Apart(Group):
+    """One of several ranks, without the others: what they would say is handed in."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(torch.device("cpu"))
+        self.rank, self.size = rank, size
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_parts_of_a_model_are_the_whole(family: str, size: int) -> None:
+    model, whole = (made(family) for _ in range(2))
+    parts = []
+    for rank in range(size):
+        part = made(family)
+        counts = shard(part, Apart(rank, size), "tp_invariant")
+        assert counts == {"colwise": 10, "rowwise": 4}
+        parts.append(part)
+    x = torch.randn(5, 64)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        pieces = [p.model.layers[1].self_attn.get_submodule(name)(x) for p in parts]
+        wanted = whole.model.layers[1].self_attn.get_submodule(name)(x)
+        if size == 4 and name != "q_proj":  # two ranks keep the same key head
+            assert torch.equal(pieces[0], pieces[1])
+            pieces = pieces[::2]
+        torch.testing.assert_close(torch.cat(pieces, -1), wanted)
+    down = [p.model.layers[1].mlp.down_proj for p in parts]
+    assert torch.equal(
+        torch.cat([layer.weight for layer in down], 1), model.model.layers[1].mlp.down_proj.weight
+    )
+    assert parts[0].model.layers[0].self_attn.num_key_value_groups == (2 if size == 2 else 1)
+
+
+def made(family: str) -> Any:
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, vocab_size=100,
+    )  # fmt: skip
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+
+
+def test_a_wrong_order_on_the_way_is_seen(sharp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: one rank that adds its leaves in another order."""
+    wanted = answer(sharp, 1, "tp_invariant")
+
+    def crooked(parts: torch.Tensor) -> torch.Tensor:
+        if len(parts) == 8:
+            parts = parts[[0, 2, 1, 3, 4, 5, 6, 7]]
+        return tree.tree_sum(parts)
+
+    monkeypatch.setattr("nondet.parallel.layers.tree_sum", crooked)
+    assert differ(wanted, answer(sharp, 1, "tp_invariant"))[1] > 0
+
+
+def test_ranks_that_part_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nondet.parallel.group import Ranks
+
+    ranks = Ranks.__new__(Ranks)
+    Group.__init__(ranks, torch.device("cpu"))
+    ranks.rank, ranks.size = 0, 2
+    other = [torch.tensor([3, 4], dtype=torch.int32), torch.tensor([-0.5, -0.0])]
+
+    def gather(bits: torch.Tensor) -> torch.Tensor:
+        theirs = torch.stack([value.view(torch.int32) for value in other])
+        return torch.stack([bits, theirs])
+
+    monkeypatch.setattr(ranks, "gather", gather)
+    ranks.agree(*[value.clone() for value in other])
+    with pytest.raises(RuntimeError, match=r"ranks \[1\] have other tokens"):
+        ranks.agree(other[0], torch.tensor([-0.5, 0.0]))  # -0.0 is another number's bits
+
+
+def ranks_below(root: int) -> list[int]:
+    """Process ids of ranks 1 and up among the descendants of a process."""
+    found = []
+    for pid in descendants(root):
+        with suppress(psutil.Error):
+            if "nondet.parallel.rank" in psutil.Process(pid).cmdline():
+                found.append(pid)
+    return found
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 120.0) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"nothing after {seconds} s")
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_run_with_its_reason(
+    sharp: Path, prompts: Path, tmp_path: Path
+) -> None:
+    values = {
+        "model": {"name": "local", "path": str(sharp)},
+        "task": {"name": "jsonl", "path": str(prompts)},
+        "gpus": 2, "kernels": "tp_invariant", "device": "cpu", "threads": 1,
+        "max_new_tokens": 200, "timeout_s": 240.0,
+    }  # fmt: skip
+    plan = plan_run(setting_from(values))
+    folder, seen = tmp_path / plan.run_id, []
+
+    def kill() -> None:
+        seen.extend(wait_for(lambda: ranks_below(os.getpid())))
+        # The first wave is on disk: both ranks are in the middle of the second.
+        wait_for(lambda: list(folder.rglob("*.parquet")))
+        seen.extend(pid for pid in descendants(os.getpid()) if pid not in seen)
+        os.kill(seen[0], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    status = execute(plan, tmp_path, Lines(), "killed")
+    thread.join()
+    assert status == "failed"
+    assert "rank 1 of 2 was killed by SIGKILL" in read_run(folder).record["reason"]
+    assert len(seen) >= 2  # the rank and the worker
+    assert not any(psutil.pid_exists(pid) for pid in seen)
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_says_why(
+    sharp: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "sitecustomize.py"
+    broken.write_text(
+        "import sys\n"
+        "if 'nondet.parallel.rank' in ' '.join(sys.orig_argv):\n"
+        "    import nondet.parallel.shard as s\n"
+        "    def shard(*_): raise MemoryError('no room on this rank')\n"
+        "    s.shard = shard\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    before = set(descendants())
+    with pytest.raises(RuntimeError, match="rank 1 of 2 failed: MemoryError: no room on this rank"):
+        answer(sharp, 2, "default")
+    assert set(descendants()) <= before
+
+
+def check_all(setting: Setting, folder: Path) -> None:
+    """What the parent checks of a setting before anything starts."""
+    check_cut(setting)
+    check_ranks(setting, "cpu")
+    check_heads(setting, folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "config", "words"),
+    [
+        ({"gpus": 2}, {"num_attention_heads": 9, "num_key_value_heads": 3},
+         "gpus=2: must be a divisor of the model's 9 attention heads (1, 3, 9)"),
+        ({"gpus": 4}, {"num_attention_heads": 12, "num_key_value_heads": 3}, "3 key heads"),
+        ({"gpus": 4}, {"num_attention_heads": 12, "intermediate_size": 6}, "intermediate_size, 6"),
+        ({"gpus": 2}, {"text_config": {"num_attention_heads": 3}}, "3 attention heads"),
+        ({"gpus": 3, "kernels": "tp_invariant"}, {}, "gpus=3: must be 1, 2, 4 or 8"),
+        ({"gpus": 16}, {}, "at most 8 processes on a CPU"),
+        ({"gpus": 2, "dtype": "layercast"}, {}, "dtype=layercast: must be bf16"),
+        ({"kernels": "tp_invariant", "backend": {"fp32": "lm_head"}}, {}, "backend.fp32=lm_head"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_cut_is_refused(
+    values: dict[str, Any], config: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    setting = setting_from({"device": "cpu", **values})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SettingError) as caught:
+        check_all(setting, tmp_path)
+    assert words in str(caught.value)
+
+
+def test_what_can_be_cut(tmp_path: Path) -> None:
+    # Qwen2.5-Coder-1.5B: at 4, two ranks share a key head.
+    config = {"num_attention_heads": 12, "num_key_value_heads": 2, "intermediate_size": 8960}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for gpus in (1, 2, 4):
+        values = {"gpus": gpus, "kernels": "tp_invariant", "device": "cpu"}
+        check_all(setting_from(values), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["backend=hf", "gpus=2"], "gpus=2: must be a divisor of the model's 9 attention heads"),
+        (["backend=hf", "gpus=2", "device=cuda"], "device=cuda: must be cpu or auto"),
+        (["backend=vllm", "dtype=fp64"], "dtype=fp64: must be one of bf16, fp16, fp32"),
+        (["backend=vllm", "kernels=tp_invariant"], "kernels=tp_invariant: must be one of default"),
+        (["backend=vllm", "gpus=2"], "gpus=2: must be 1 on a CPU with backend=vllm"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], line: str, tmp_path: Path) -> None:
+    config = {"num_attention_heads": 9, "num_key_value_heads": 3, "architectures": []}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    command = ["-m", "nondet.run", "model=local", f"model.path={tmp_path}/model", *words]
+    python = [] if words[0] == "backend=hf" else [f"backend.python={sys.executable}"]
+    done = subprocess.run(
+        [sys.executable, *command, *python], cwd=tmp_path, capture_output=True, text=True,
+        check=False, timeout=120, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.strip().count("\n") == 0
+    assert line in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+TOPOLOGY = (
+    "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+    "GPU0\t X \tNV18\tPIX\t0-31\t0\t\tN/A\n"
+    "GPU1\tNV18\t X \tSYS\t0-31\t0\t\tN/A\n"
+    "NIC0\tPIX\tSYS\t X \n\nLegend:\n\n  X    = Self\n"
+)
+
+
+def test_topology_is_condensed() -> None:
+    assert links_in(TOPOLOGY) == {"GPU0": ["X", "NV18"], "GPU1": ["NV18", "X"]}
+    assert links_in("") == {}
