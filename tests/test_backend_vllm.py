@@ -49,9 +49,15 @@ def test_factors_become_arguments() -> None:
     assert got["logprobs_mode"] == "raw_logprobs"
 
 
+def test_the_parts_of_a_row_in_graph_decode_can_be_limited() -> None:
+    asked = arguments({"kv_splits": 1})["attention_config"]
+    assert asked == {"flash_attn_max_num_splits_for_cuda_graph": 1}
+
+
 def test_what_is_not_asked_for_stays_the_engines_default() -> None:
     got = arguments()
-    left = ("attention_backend", "enable_chunked_prefill", "compilation_config", "max_model_len")
+    left = ["attention_backend", "enable_chunked_prefill", "compilation_config", "max_model_len"]
+    left += ["attention_config"]
     assert not [key for key in left if key in got]
 
 

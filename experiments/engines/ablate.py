@@ -34,6 +34,7 @@ BASE: dict[str, Any] = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "as in study.py": {},
     "Triton attention": {"attention_backend": "TRITON_ATTN"},
+    "keys in one part": {"kv_splits": 1},
     "no CUDA graphs": {"cuda_graph": None, "compile_level": None, "eager": True},
     "room for 64 at both sizes": {"max_seqs": 64},
 }

@@ -24,6 +24,7 @@ TABLE: dict[str, Option] = {
     **SHARED,
     "max_seqs": Option(int, None, 1, help="max_num_seqs, at least the batch (the batch)"),
     "attention_backend": Option(str, help="FLASH_ATTN, TRITON_ATTN, FLEX_ATTENTION, ..."),
+    "kv_splits": Option(int, None, 1, help="most parts of a row's keys in graph decode (vLLM: 32)"),
     "prefix_caching": Option(bool, False, help="reuse keys and values of a seen prefix"),
     "chunked_prefill": Option(bool, help="split a long prefill over steps"),
     "chunk_tokens": Option(int, None, 1, help="max_num_batched_tokens: tokens of one step"),
@@ -186,6 +187,9 @@ def engine_arguments(
         "kv_cache_memory_bytes": options["cache_gib"] and options["cache_gib"] << 30,
     }
     arguments.update({key: value for key, value in optional.items() if value is not None})
+    if options["kv_splits"] is not None:
+        splits = {"flash_attn_max_num_splits_for_cuda_graph": options["kv_splits"]}
+        arguments["attention_config"] = splits
     compilation: dict[str, Any] = {}
     if options["compile_level"] is not None:
         compilation["mode"] = options["compile_level"]
