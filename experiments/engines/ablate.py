@@ -1,6 +1,6 @@
 """Which option of vLLM moves bits between two batch sizes?
 
-    python experiments/engines/ablate.py MODEL_FOLDER STORE OUT.json [ITEMS TOKENS SMALL LARGE]
+    PYTHONPATH=. python experiments/engines/ablate.py MODEL_FOLDER STORE OUT.json [ITEMS TOKENS SMALL LARGE]
 
 Each variant exchanges one option, runs at both batch sizes in processes of their own, many at a
 time, and is compared with itself: only the batch size differs between the two runs of a row.
@@ -17,6 +17,7 @@ from typing import Any
 
 from summarise import compare
 
+from experiments.together import announce
 from nondet.execute import execute
 from nondet.plan import Plan, plan_run
 from nondet.progress import Lines
@@ -35,7 +36,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "as in study.py": {},
     "Triton attention": {"attention_backend": "TRITON_ATTN"},
     "keys in one part": {"kv_splits": 1},
-    "no CUDA graphs": {"cuda_graph": None, "compile_level": None, "eager": True},
     "room for 64 at both sizes": {"max_seqs": 64},
 }
 
@@ -59,6 +59,7 @@ def plan(model: str, options: dict[str, Any], batch: int, items: int, tokens: in
 def main(words: list[str]) -> None:
     """Plan all variants, run them together, compare the two batch sizes of each."""
     model, store, out = words[0], Path(words[1]), Path(words[2])
+    announce()
     items, tokens, *sizes = (int(word) for word in words[3:7] or ("64", "128", "1", "64"))
     plans = {
         (name, size): plan(model, options, size, items, tokens)

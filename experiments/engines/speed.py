@@ -1,6 +1,6 @@
 """Tokens/s of an engine by batch size, and the overhead of nondet over the engine's bare loop.
 
-    python experiments/engines/speed.py ENGINE default|invariant MODEL_FOLDER OUT.csv [LOCK]
+    PYTHONPATH=. python experiments/engines/speed.py ENGINE default|invariant MODEL_FOLDER OUT.csv [LOCK]
 
 One row a measurement. The bare loop is the engine's own ``generate`` with the same requests and
 the same log-probabilities asked for, its answers thrown away; bare and ours take turns.
@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.together import announce
 from nondet.backends.base import Backend, Request, backend_class
 from nondet.environment import cpu_name, gpu_names, versions
 from nondet.settings import Setting, setting_from
@@ -167,6 +168,7 @@ def main(words: list[str]) -> None:
             "max_new_tokens": int(os.environ.get("TOKENS", "128")),
         }
     )
+    announce()
     cls = backend_class(engine)
     os.environ.update(cls.environment(setting))
     backend = cls(setting, model)

@@ -1,6 +1,6 @@
 """Runs of several engines on one GPU, many at a time, each in its own process.
 
-    python experiments/engines/study.py MODEL_FOLDER STORE ENGINE[,ENGINE] [ITEMS TOKENS TOGETHER]
+    PYTHONPATH=. python experiments/engines/study.py MODEL_FOLDER STORE ENGINE[,ENGINE] [ITEMS TOKENS TOGETHER]
 
 For machines without Hydra: settings are made here, planned and executed as ``nondet.run`` does.
 Bits do not depend on what else the GPU does; tokens/s do, so speed.py measures those alone.
@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiments.together import announce
 from nondet.execute import execute
 from nondet.plan import Plan, plan_run
 from nondet.progress import Lines
@@ -79,6 +80,7 @@ def main(words: list[str]) -> None:
     """Plan all, then run them, so many at a time."""
     model, store, engines = words[0], Path(words[1]), words[2].split(",")
     items, tokens, together = (int(w) for w in words[3:6] or ("64", "128", "8"))
+    announce()
     plans = [plan_run(s) for e in engines for s in settings(model, e, items, tokens)]
     with ThreadPoolExecutor(together) as pool:
         results = list(pool.map(lambda plan: execute(plan, store, Lines(), name(plan)), plans))
