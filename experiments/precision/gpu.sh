@@ -22,6 +22,11 @@ for one in $parts; do
   kernel)
     part check_mixed 120 "$python" kernels/bench/check_mixed.py "$out/kernels_mixed_bits.csv"
     part bench_mixed 150 "$python" kernels/bench/bench_mixed.py "$out" ${TUNE:---tune}
+    if [ -s "$out/kernels_mixed_plans.csv" ]; then # the next part runs with the plans found
+      "$python" kernels/bench/mixed_table.py "$out/kernels_mixed_plans.csv" "$out/mixed_hopper.json" &&
+        cp "$out/mixed_hopper.json" kernels/nondet_kernels/tables/mixed_hopper.json
+      part bench_mixed_again 100 "$python" kernels/bench/bench_mixed.py "$out/again"
+    fi
     ;;
   alone)
     part logits 120 "$python" -m experiments.precision.logits "$model" "$out/logits.csv"

@@ -25,14 +25,16 @@ SHAPES = [(256, 1536), (1536, 1536), (8960, 1536), (1536, 8960), (151936, 1536),
           (4096, 4096), (14336, 4096), (4096, 14336)]  # fmt: skip
 """Layers of Qwen2.5-1.5B and Llama-3.1-8B as transformers keeps them."""
 ROWS = [1, 8, 16, 32, 64, 128, 512, 2048]
-PLANS: dict[int, list[tuple[int, int, int, int, bool]]] = {
-    16: [(16, 16, 4, 5, True), (16, 32, 4, 3, True), (16, 32, 4, 6, True), (16, 64, 4, 3, True),
-         (16, 64, 4, 6, True), (16, 128, 8, 4, True), (16, 32, 4, 5, False), (16, 64, 4, 5, False)],
-    32: [(32, 32, 4, 5, True), (32, 64, 4, 3, True), (32, 64, 4, 5, True), (32, 128, 8, 3, True)],
-    64: [(64, 32, 4, 4, False), (64, 64, 4, 3, True), (64, 64, 4, 4, True), (64, 128, 8, 3, True),
-         (32, 64, 4, 4, True)],
-    1 << 30: [(64, 64, 4, 4, True), (64, 128, 8, 2, True), (64, 128, 8, 3, True),
-              (128, 64, 8, 3, True), (128, 128, 8, 2, True), (128, 64, 8, 3, False)],
+PLANS: dict[int, list[tuple[int, int, int, int, bool, int]]] = {
+    16: [(16, 64, 4, 3, True, 1), (16, 64, 4, 5, True, 1), (16, 64, 4, 2, True, 2),
+         (16, 64, 4, 3, True, 2), (16, 64, 4, 2, True, 4), (16, 64, 4, 4, False, 1),
+         (16, 64, 4, 3, False, 2), (16, 128, 8, 3, True, 2), (16, 32, 4, 3, False, 2)],
+    32: [(32, 64, 4, 3, True, 1), (32, 64, 4, 5, True, 1), (32, 64, 4, 2, True, 2),
+         (32, 64, 4, 3, True, 2), (32, 128, 8, 3, True, 1)],
+    64: [(32, 64, 4, 3, True, 1), (32, 64, 4, 3, True, 2), (64, 64, 4, 3, True, 1),
+         (64, 64, 4, 2, True, 2), (64, 128, 8, 3, True, 1)],
+    1 << 30: [(64, 64, 4, 3, True, 1), (64, 128, 8, 2, True, 1), (64, 128, 8, 3, True, 1),
+              (128, 64, 8, 3, False, 1)],
 }  # fmt: skip
 """Largest number of rows -> plans to try."""
 
@@ -54,7 +56,7 @@ def compile_some(work: list[tuple[MixedPlan, torch.dtype, int, int]]) -> None:
 
 def jobs(tune: bool) -> list[tuple[MixedPlan, torch.dtype, int, int]]:
     """One size for each kernel that the run will need."""
-    found = {(mixed_plan(m, n), kind): (m, n) for m in ROWS for n, _ in SHAPES
+    found = {(mixed_plan(m, n, k), kind): (m, n) for m in ROWS for n, k in SHAPES
              for kind in (torch.bfloat16, torch.float16)}  # fmt: skip
     if tune:
         found |= {(how, torch.bfloat16): (m, 1536) for m in ROWS for how in plans(m)}

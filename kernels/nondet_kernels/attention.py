@@ -20,16 +20,24 @@ from typing import Any
 
 import torch
 
-from .attention_kernels import attention_kernel
+from .attention_kernels import attention_kernel, merge_kernel
 from .matmul import bmm
 from .matmul_launch import scratch
 from .softmax import softmax
-from .support import cdiv, next_power_of_2, on_device, processors, require, start, tl
+from .support import cdiv, hopper, next_power_of_2, on_device, processors, require, start, tl
 
 BLOCK = 128
 """Keys of a block; see ``block_of`` for the types and widths that take fewer."""
-SPLIT = 256
+SPLIT = 128
 """Keys of a split: few enough that one sequence fills the GPU at decode."""
+WALK = 2
+"""Programs a processor from which decode walks its splits instead of sharing them out."""
+MERGE = 16
+"""Splits from which a kernel of its own adds them up, over more processors."""
+AHEAD = 8
+"""Splits that the last part of a sequence reads at a time when it adds them up."""
+PARTS = 4
+"""Programs a processor among which splits are shared out."""
 
 
 def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = True,
@@ -176,37 +184,70 @@ def _launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
     (max_q, max_k, count), heads = sizes, k.shape[1]
     group, width = q.shape[1] // heads, q.shape[3]
     padded = max(16, next_power_of_2(width))
+    block = block_of(padded, q.element_size())
     splits = cdiv(max_k, SPLIT)
-    bm, warps, stages = shape_of(max_q * group, padded, q.element_size())
+    bm, warps, stages, tma = shape_of(max_q * group, padded, q.element_size())
     tiles = cdiv(max_q * group, bm)
+    programs = tiles * heads * count
     if parallel is None:
-        parallel = splits > 1 and bm == 16 and tiles * heads * count < 2 * processors(q.device)
+        parallel = splits > 1 and bm == 16 and programs < WALK * processors(q.device)
+    parts, per = 1, splits
     work, counters = o, o
+    later = parallel and splits > MERGE
     if parallel:
-        groups = count * heads * tiles
-        work, counters = scratch(q, groups, groups * splits * bm * (padded + 2))
-    args = (q, k, v, o, work, counters, o if cu_q is None else cu_q, o if cu_k is None else cu_k,
-            o if first is None else first, o if end is None else end, max_q, max_k, splits,
+        # Enough parts for every processor, several splits each where there are more than that.
+        per = max(1, int(splits * programs / (PARTS * processors(q.device))))
+        parts = cdiv(splits, per)
+        work, counters = scratch(q, programs, programs * parts * per * bm * (padded + 2))
+        warps, stages = parallel_shape(per, padded, q.element_size())
+    k_desc, v_desc = k, v
+    tma = tma and hopper(q.device) and _copyable(k) and _copyable(v)
+    if tma:
+        k_desc, v_desc = (_descriptor(t, block, padded) for t in (k, v))
+    lengths = tuple(o if t is None else t for t in (cu_q, cu_k, first, end))
+    args = (q, k, v, o, work, counters, *lengths, k_desc, v_desc, max_q, max_k, parts, per,
             window or 0, scale * 1.4426950408889634, *q.stride()[:3], *k.stride()[:3],
             *v.stride()[:3], *o.stride()[:3], group)  # fmt: skip
+    shape = dict(D=width, DP=padded, DOT=_DOT[q.dtype], BM=bm)
+    kinds = dict(SPLIT=SPLIT, CAUSAL=causal, WINDOW=window is not None, VARLEN=cu_q is not None,
+                 START=first is not None, END=end is not None)  # fmt: skip
     constants = dict(
-        D=width,
-        DP=padded,
-        DOT=_DOT[q.dtype],
-        BM=bm,
-        BN=block_of(padded, q.element_size()),
-        SPLIT=SPLIT,
-        CAUSAL=causal,
-        WINDOW=window is not None,
-        VARLEN=cu_q is not None,
-        START=first is not None,
-        END=end is not None,
+        **shape,
+        BN=block,
+        **kinds,
         PARALLEL=parallel,
+        LATER=later,
+        PR=min(bm, next_power_of_2(max_q * group)),
+        AHEAD=AHEAD,
+        TMA=tma,
         PRECISION="tf32" if tf32 else "ieee",
     )
     options = dict(num_warps=warps, num_stages=stages, enable_fp_fusion=False)
-    grid = (tiles, heads, count * splits if parallel else count)
-    start(attention_kernel, grid, args, constants, options)
+    grid = (tiles, heads, count * parts)
+    if tma:
+        attention_kernel[grid](*args, **constants, **options)
+    else:
+        start(attention_kernel, grid, args, constants, options)
+    if later:
+        columns = min(padded, 32)
+        args = (o, work, *lengths, max_q, max_k, parts * per, tiles, window or 0, *o.stride()[:3],
+                group)  # fmt: skip
+        grid = (max_q * group * (padded // columns), heads, count)
+        constants = dict(**shape, **kinds, DC=columns, AHEAD=32)
+        start(merge_kernel, grid, args, constants, dict(num_warps=1, enable_fp_fusion=False))
+
+
+def _copyable(x: torch.Tensor) -> bool:
+    """Whether the tensor copy engine can read x (B, H, L, D)."""
+    size = x.element_size()
+    steps = [x.stride(i) * size for i in range(3)]
+    return x.data_ptr() % 16 == 0 and all(0 < s < 2**40 and s % 16 == 0 for s in steps)
+
+
+def _descriptor(x: torch.Tensor, block: int, padded: int) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, block, padded])
 
 
 _DOT: dict[torch.dtype, Any] = {} if tl is None else {
@@ -219,12 +260,22 @@ def block_of(width: int, size: int) -> int:
     return BLOCK // (1 if size == 2 else 2) // (1 if width <= 128 else 2)
 
 
-def shape_of(rows: int, width: int, size: int) -> tuple[int, int, int]:
-    """Rows of a tile, warps and stages for a sequence's (query, head) rows; never changes a bit."""
+def shape_of(rows: int, width: int, size: int) -> tuple[int, int, int, bool]:
+    """Rows of a tile, warps, stages and whether the copy engine reads keys and values.
+
+    For a sequence's (query, head) rows; never changes a bit.
+    """
     if size == 4:
-        return (16, 4, 1) if rows <= 16 else (32, 8, 1)
+        return (16, 4, 1, False) if rows <= 16 else (32, 8, 1, False)
     if rows <= 64:
-        return 16, 4, 2
+        return 16, 4, 3 if width <= 128 else 2, False
     if width > 128:
-        return 64, 8, 2
-    return (64, 4, 2) if width <= 64 else (128, 8, 2)
+        return 64, 8, 2, False
+    return (64, 4, 2, True) if width <= 64 else (128, 8, 3, True)
+
+
+def parallel_shape(per: int, width: int, size: int) -> tuple[int, int]:
+    """Warps and stages of a program that computes ``per`` splits; never changes a bit."""
+    if size == 4:
+        return 4, 1
+    return (8, 2) if per == 1 else (4, 2)

@@ -1,4 +1,10 @@
-"""The Triton kernel behind attention: keys in blocks and splits at fixed positions."""
+"""The Triton kernel behind attention: keys in blocks and splits at fixed positions.
+
+A split is a whole number of blocks, two at most in practice, and the body of the loop: the copies
+of the next split are then in flight while this one is computed, also across a split's end. A
+split's sums never see those of another before they are merged, so any program may compute any
+split.
+"""
 
 from __future__ import annotations
 
@@ -7,52 +13,63 @@ from .support import jit, jit_free, tl
 
 
 @jit
-def blocks(q, m, l, acc, k_ptr, v_ptr, lo, hi, first, last, factor, stride_kl, stride_vl,
-           D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr, BN: tl.constexpr,
-           MASKED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Accumulate keys lo <= j < hi (lo a multiple of BN); row r sees first[r] <= j < last[r]."""
-    n, d = tl.arange(0, BN), tl.arange(0, DP)
-    v_at = n[:, None] * stride_vl + d[None, :]
-    v_in, v_wide = n[:, None], d[None, :] < D
-    k_at, k_in, k_wide = n[None, :] * stride_kl + d[:, None], n[None, :], d[:, None] < D
-    for base in range(lo, hi, BN):
-        k_block = k_ptr + tl.cast(base, tl.int64) * stride_kl + k_at
-        v_block = v_ptr + tl.cast(base, tl.int64) * stride_vl + v_at
-        if MASKED:
-            k = tl.load(k_block, mask=(k_in < hi - base) & k_wide, other=0.0)
-            v = tl.load(v_block, mask=(v_in < hi - base) & v_wide, other=0.0)
-        elif D == DP:
-            k = tl.load(k_block)
-            v = tl.load(v_block)
-        else:
-            k = tl.load(k_block, mask=k_wide, other=0.0)
-            v = tl.load(v_block, mask=v_wide, other=0.0)
-        s = tl.dot(q, k, input_precision=PRECISION)
-        if MASKED:
-            key = base + k_in
-            seen = (key >= first[:, None]) & (key < last[:, None])
-            s = tl.where(seen, s, float("-inf"))
-        new = tl.maximum(m, tl.ceil(tl.max(s, axis=1) * factor))
-        safe = tl.where(new == float("-inf"), 0.0, new)
-        scale = tl.full(s.shape, factor, tl.float32)
-        p = tl.exp2(tl.fma(s, scale, tl.broadcast_to(-safe[:, None], s.shape)))
-        shrink = power_of_two(m - safe)
-        # The weights as the product will see them: their rounding then cancels in the quotient.
-        p = p.to(DOT)
-        l = l * shrink + far_sum(p.to(tl.float32))
-        acc = acc * shrink[:, None]
-        acc = tl.dot(p, v, acc, input_precision=PRECISION)
-        m = new
-    return m, l, acc
+def load_block(ptr, desc, place, base, keys, stride, b, head, D: tl.constexpr, DP: tl.constexpr,
+               BN: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
+               CLEAN: tl.constexpr):  # fmt: skip
+    """(BN, DP) keys or values from ``base`` on; places from ``keys`` on are zero if CLEAN."""
+    n, d = tl.arange(0, BN)[:, None], tl.arange(0, DP)[None, :]
+    if TMA:
+        block = tl.reshape(desc.load([b, head, place + base, 0]), (BN, DP))
+        if MASKED and CLEAN:
+            block = tl.where(n < keys - base, block, 0.0)
+        return block
+    at = ptr + tl.cast(base, tl.int64) * stride + (n * stride + d)
+    if MASKED:
+        return tl.load(at, mask=(n < keys - base) & (d < D), other=0.0)
+    if D == DP:
+        return tl.load(at)
+    return tl.load(at, mask=d < D, other=0.0)
 
 
 @jit
-def merge(m, l, acc, m2, l2, acc2):
-    """Add the next split's sums; every factor is a power of two, so only the additions round."""
-    new = tl.maximum(m, m2)
+def block_sums(s, m, v, l, acc, base, first, last, factor, FIRST: tl.constexpr,
+               MASKED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Add one block of scores s (rows, BN) to a split's maximum, sum and accumulator."""
+    if MASKED:
+        key = base + tl.arange(0, s.shape[1])[None, :]
+        seen = (key >= first[:, None]) & (key < last[:, None])
+        s = tl.where(seen, s, float("-inf"))
+    new = tl.ceil(tl.max(s, axis=1) * factor)
+    if not FIRST:
+        new = tl.maximum(m, new)
     safe = tl.where(new == float("-inf"), 0.0, new)
-    a, b = power_of_two(m - safe), power_of_two(m2 - safe)
-    return new, l * a + l2 * b, acc * a[:, None] + acc2 * b[:, None]
+    scale = tl.full(s.shape, factor, tl.float32)
+    p = tl.exp2(tl.fma(s, scale, tl.broadcast_to(-safe[:, None], s.shape)))
+    # The weights as the product will see them: their rounding then cancels in the quotient.
+    p = p.to(DOT)
+    if FIRST:
+        l = far_sum(p.to(tl.float32))
+        acc = tl.dot(p, v, input_precision=PRECISION)
+    else:
+        shrink = power_of_two(m - safe)
+        l = l * shrink + far_sum(p.to(tl.float32))
+        acc = acc * shrink[:, None]
+        acc = tl.dot(p, v, acc, input_precision=PRECISION)
+    return new, l, acc
+
+
+@jit
+def add_block(q, m, l, acc, k_ptr, v_ptr, k_desc, v_desc, place, base, keys, first, last, factor,
+              stride_kl, stride_vl, b, head, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
+              BN: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr, FIRST: tl.constexpr,
+              PRECISION: tl.constexpr):  # fmt: skip
+    """Add the block of keys at ``base`` to a split's (maximum, sum, accumulator)."""
+    k = load_block(k_ptr, k_desc, place, base, keys, stride_kl, b, head, D, DP, BN, TMA, MASKED,
+                   False)  # fmt: skip
+    v = load_block(v_ptr, v_desc, place, base, keys, stride_vl, b, head, D, DP, BN, TMA, MASKED,
+                   True)  # fmt: skip
+    s = tl.dot(q, k.T, input_precision=PRECISION)
+    return block_sums(s, m, v, l, acc, base, first, last, factor, FIRST, MASKED, DOT, PRECISION)
 
 
 @jit
@@ -64,24 +81,108 @@ def nothing(BM: tl.constexpr, DP: tl.constexpr):
 
 
 @jit
-def one_split(q, k_ptr, v_ptr, s, keys, full, first, last, low, factor, stride_kl, stride_vl,
-              BM: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
-              BN: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
-              PRECISION: tl.constexpr):  # fmt: skip
-    """Sums of split s: first the blocks that all rows see whole, then the others."""
-    m, l, acc = nothing(BM, DP)
-    lo = tl.maximum(s * SPLIT, low // BN * BN)
-    hi = tl.minimum(s * SPLIT + SPLIT, keys)
-    middle = lo
-    if not WINDOW:
-        middle = tl.maximum(tl.minimum(hi, full) // BN * BN, lo)
-        m, l, acc = blocks(q, m, l, acc, k_ptr, v_ptr, lo, middle, first, last, factor, stride_kl,
-                           stride_vl, D, DP, DOT, BN, False, PRECISION)  # fmt: skip
-    return blocks(q, m, l, acc, k_ptr, v_ptr, middle, hi, first, last, factor, stride_kl,
-                  stride_vl, D, DP, DOT, BN, True, PRECISION)  # fmt: skip
+def merge(m, l, acc, m2, l2, acc2):
+    """Add the next split's sums; every factor is a power of two, so only the additions round."""
+    new = tl.maximum(m, m2)
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    a, b = power_of_two(m - safe), power_of_two(m2 - safe)
+    total = tl.fma(acc2, tl.broadcast_to(b[:, None], acc.shape), acc * a[:, None])
+    return new, tl.fma(l2, b, l * a), total
 
 
-@jit_free("LQ", "LK", "NSPLITS", "window", "G")
+@jit
+def walk(q, k_ptr, v_ptr, k_desc, v_desc, place, lo, hi, m, l, acc, keys, first, last, factor,
+         stride_kl, stride_vl, b, head, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
+         BN: tl.constexpr, SPLIT: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
+         PRECISION: tl.constexpr):  # fmt: skip
+    """Merge the splits lo <= s < hi into (m, l, acc), in order; one loop over all their blocks."""
+    PER: tl.constexpr = SPLIT // BN
+    m2, l2, acc2 = nothing(q.shape[0], DP)
+    for j in range(lo * PER, hi * PER):
+        m2, l2, acc2 = add_block(q, m2, l2, acc2, k_ptr, v_ptr, k_desc, v_desc, place, j * BN, keys,
+                                 first, last, factor, stride_kl, stride_vl, b, head, D, DP, DOT, BN,
+                                 TMA, MASKED, PER == 1, PRECISION)  # fmt: skip
+        if PER == 1:
+            m, l, acc = merge(m, l, acc, m2, l2, acc2)
+        elif j % PER == PER - 1:
+            m, l, acc = merge(m, l, acc, m2, l2, acc2)
+            m2, l2, acc2 = nothing(q.shape[0], DP)
+    return m, l, acc
+
+
+@jit
+def quotient(acc, l, DOT: tl.constexpr):
+    """Weighted mean; a row that sees no key is zero, not NaN, and zero has one sign."""
+    whole = tl.where(l == 0.0, 1.0, l)
+    if DOT == tl.float32:
+        y = divide(acc, tl.broadcast_to(whole[:, None], acc.shape))
+    else:
+        # Two roundings far below the one to 16 bits, for a tenth of the time.
+        y = acc * divide(tl.full(whole.shape, 1.0, tl.float32), whole)[:, None]
+    return y + 0.0
+
+
+@jit
+def add_splits(mine, space, lo, hi, o_ptr, row0, shift, q_len, stride_oh, stride_ol, G, column,
+               DOT: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
+               PR: tl.constexpr, DC: tl.constexpr, AHEAD: tl.constexpr):  # fmt: skip
+    """Merge the stored splits lo <= s < hi of PR rows in order and write their mean.
+
+    ``row0``: number of the tile's first (query, head) row, ``shift``: the first row within it;
+    DC columns from ``column`` on.
+    """
+    r, d = shift + tl.arange(0, PR), column + tl.arange(0, DC)
+    query, member = (row0 + r) // G, (row0 + r) % G
+    real = query < q_len
+    mask = real[:, None] & (d[None, :] < D)
+    cell = 2 * BM + r[:, None] * DP + d[None, :]
+    m = tl.full((PR,), float("-inf"), tl.float32)
+    l = tl.zeros((PR,), dtype=tl.float32)
+    acc = tl.zeros((PR, DC), dtype=tl.float32)
+    for base in range(lo, hi, AHEAD):
+        # AHEAD splits in flight; one that does not exist merges as nothing.
+        for i in tl.static_range(AHEAD):
+            here = base + i < hi
+            source = mine + (base + i) * space
+            m2 = tl.load(source + r, real & here, other=float("-inf"), cache_modifier=".cg")
+            l2 = tl.load(source + BM + r, real & here, other=0.0, cache_modifier=".cg")
+            acc2 = tl.load(source + cell, mask & here, other=0.0, cache_modifier=".cg")
+            m, l, acc = merge(m, l, acc, m2, l2, acc2)
+    out = query[:, None].to(tl.int64) * stride_ol + member[:, None] * stride_oh + d[None, :]
+    tl.store(o_ptr + out, quotient(acc, l, DOT).to(o_ptr.dtype.element_ty), mask)
+
+
+@jit
+def bounds(b, LQ, LK, cu_q, cu_k, start_ptr, end_ptr, VARLEN: tl.constexpr, START: tl.constexpr,
+           END: tl.constexpr):  # fmt: skip
+    """(first query row, number of queries, first key row, number of keys) of a sequence."""
+    q0, place, q_len, end = tl.cast(0, tl.int64), 0, LQ, LK
+    if VARLEN:
+        q0, place = tl.load(cu_q + b).to(tl.int64), tl.load(cu_k + b).to(tl.int32)
+        q_len = (tl.load(cu_q + b + 1) - q0).to(tl.int32)
+        end = tl.load(cu_k + b + 1).to(tl.int32) - place
+    elif END:
+        end = tl.load(end_ptr + b).to(tl.int32)
+    start = 0
+    if START:
+        start = tl.load(start_ptr + b).to(tl.int32)
+    return q0, q_len, place + start, end - start
+
+
+@jit
+def seen_keys(query, q_len, keys, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """(first, last): a row sees the keys first <= j < last; none if it is no real query."""
+    last = tl.where(query < q_len, keys, 0)
+    first = tl.zeros(query.shape, dtype=tl.int32)
+    # Positions count from the first real key.
+    if CAUSAL:
+        last = tl.minimum(tl.maximum(keys - q_len + query + 1, 0), last)
+    if WINDOW:
+        first = tl.maximum(keys - q_len + query - window + 1, 0)
+    return first, last
+
+
+@jit_free("LQ", "LK", "NPARTS", "PER", "window", "G")
 def attention_kernel(
     q_ptr,
     k_ptr,
@@ -93,9 +194,12 @@ def attention_kernel(
     cu_k,
     start_ptr,
     end_ptr,
+    k_desc,
+    v_desc,
     LQ,
     LK,
-    NSPLITS,
+    NPARTS,
+    PER,
     window,
     factor,
     stride_qb,
@@ -123,53 +227,37 @@ def attention_kernel(
     START: tl.constexpr,
     END: tl.constexpr,
     PARALLEL: tl.constexpr,
+    LATER: tl.constexpr,
+    PR: tl.constexpr,
+    AHEAD: tl.constexpr,
+    TMA: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Rows of a tile are (query, head of the group) pairs that share a key head.
 
-    Grid (row tiles, key heads, sequences, times splits if PARALLEL).
+    Grid (row tiles, key heads, sequences, times NPARTS if PARALLEL); a part is PER splits. The
+    part that finishes last adds the splits up, unless that is left to ``merge_kernel`` (LATER).
     """
-    head = tl.program_id(1).to(tl.int64)
-    b = (tl.program_id(2) // NSPLITS).to(tl.int64) if PARALLEL else tl.program_id(2).to(tl.int64)
+    head = tl.program_id(1)
+    b = tl.program_id(2) // NPARTS if PARALLEL else tl.program_id(2)
     # The last tiles see the most keys: start them first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    if VARLEN:
-        q0, k0 = tl.load(cu_q + b).to(tl.int64), tl.load(cu_k + b).to(tl.int64)
-        q_len = (tl.load(cu_q + b + 1) - q0).to(tl.int32)
-        end = (tl.load(cu_k + b + 1) - k0).to(tl.int32)
-        q_ptr += q0 * stride_ql
-        o_ptr += q0 * stride_ol
-        k_ptr += k0 * stride_kl
-        v_ptr += k0 * stride_vl
-    else:
-        q_len, end = LQ, LK
-        if END:
-            end = tl.load(end_ptr + b).to(tl.int32)
-        q_ptr += b * stride_qb
-        o_ptr += b * stride_ob
-        k_ptr += b * stride_kb
-        v_ptr += b * stride_vb
-    start = 0
-    if START:
-        start = tl.load(start_ptr + b).to(tl.int32)
+    q0, q_len, place, keys = bounds(b, LQ, LK, cu_q, cu_k, start_ptr, end_ptr, VARLEN, START, END)
+    plane = b * 0 if VARLEN else b
+    q_ptr += q0 * stride_ql + plane.to(tl.int64) * stride_qb
+    o_ptr += q0 * stride_ol + plane.to(tl.int64) * stride_ob
+    k_ptr += plane.to(tl.int64) * stride_kb
+    v_ptr += plane.to(tl.int64) * stride_vb
     if tile * BM >= q_len * G:
         return
-    q_ptr += head * G * stride_qh
-    o_ptr += head * G * stride_oh
-    k_ptr += head * stride_kh + start * tl.cast(stride_kl, tl.int64)
-    v_ptr += head * stride_vh + start * tl.cast(stride_vl, tl.int64)
+    q_ptr += head.to(tl.int64) * G * stride_qh
+    o_ptr += head.to(tl.int64) * G * stride_oh
+    k_ptr += head.to(tl.int64) * stride_kh + tl.cast(place, tl.int64) * stride_kl
+    v_ptr += head.to(tl.int64) * stride_vh + tl.cast(place, tl.int64) * stride_vl
     r = tl.arange(0, BM)
     query, member = (tile * BM + r) // G, (tile * BM + r) % G
     real = query < q_len
-    # Positions count from the first real key.
-    keys = end - start
-    position = keys - q_len + query
-    last = tl.where(real, keys, 0)
-    if CAUSAL:
-        last = tl.minimum(tl.maximum(position + 1, 0), last)
-    first = tl.zeros((BM,), dtype=tl.int32)
-    if WINDOW:
-        first = tl.maximum(position - window + 1, 0)
+    first, last = seen_keys(query, q_len, keys, window, CAUSAL, WINDOW)
     top = tl.max(last, axis=0)
     full = tl.min(tl.where(real, last, 2147483647), axis=0)
     low = tl.min(tl.where(real, first, 2147483647), axis=0)
@@ -180,59 +268,99 @@ def attention_kernel(
     out = o_ptr + at * stride_ol + member[:, None] * stride_oh + d[None, :]
     s_lo = tl.minimum(low, top) // SPLIT
     s_hi = tl.maximum(tl.cdiv(top, SPLIT), s_lo + 1)
+    s_full = s_lo if WINDOW else full // SPLIT
     m, l, acc = nothing(BM, DP)
     if PARALLEL:
-        s = tl.program_id(2) % NSPLITS
-        if (s < s_lo) | (s >= s_hi):
+        part = tl.program_id(2) % NPARTS
+        lo, hi = tl.maximum(part * PER, s_lo), tl.minimum(part * PER + PER, s_hi)
+        if lo >= hi:
             return
-        m2, l2, acc2 = one_split(
-            q,
-            k_ptr,
-            v_ptr,
-            s,
-            top,
-            full,
-            first,
-            last,
-            low,
-            factor,
-            stride_kl,
-            stride_vl,
-            BM,
-            D,
-            DP,
-            DOT,
-            BN,
-            SPLIT,
-            WINDOW,
-            PRECISION,
-        )
-        group = (b * tl.num_programs(1) + head) * tl.num_programs(0) + tile
+        group = (b.to(tl.int64) * tl.num_programs(1) + head) * tl.num_programs(0) + tile
         space = BM * (DP + 2)
-        mine = ws_ptr + group * NSPLITS * space
+        mine = ws_ptr + group * (NPARTS * PER) * space
         cell = 2 * BM + r[:, None] * DP + d[None, :]
-        tl.store(mine + s * space + r, m2)
-        tl.store(mine + s * space + BM + r, l2)
-        tl.store(mine + s * space + cell, acc2, mask)
+        for j in range(lo * (SPLIT // BN), hi * (SPLIT // BN)):
+            m, l, acc = add_block(q, m, l, acc, k_ptr, v_ptr, k_desc, v_desc, place, j * BN, top,
+                                  first, last, factor, stride_kl, stride_vl, plane, head, D, DP,
+                                  DOT, BN, TMA, True, SPLIT == BN, PRECISION)  # fmt: skip
+            if (j + 1) % (SPLIT // BN) == 0:
+                source = mine + j // (SPLIT // BN) * space
+                tl.store(source + r, m)
+                tl.store(source + BM + r, l)
+                tl.store(source + cell, acc, mask)
+                m, l, acc = nothing(BM, DP)
+        if LATER:
+            return
         tl.debug_barrier()
         done = tl.atomic_add(counter_ptr + group, 1, sem="acq_rel", scope="gpu")
-        if done != s_hi - s_lo - 1:
+        if done != (s_hi - 1) // PER - s_lo // PER:
             return
-        for base in range(s_lo, s_hi, 4):
-            # Four splits in flight; one that does not exist merges as nothing.
-            for i in tl.static_range(4):
-                part, here = mine + (base + i) * space, base + i < s_hi
-                m2 = tl.load(part + r, real & here, other=float("-inf"), cache_modifier=".cg")
-                l2 = tl.load(part + BM + r, real & here, other=0.0, cache_modifier=".cg")
-                acc2 = tl.load(part + cell, mask & here, other=0.0, cache_modifier=".cg")
-                m, l, acc = merge(m, l, acc, m2, l2, acc2)
+        add_splits(mine, space, s_lo, s_hi, o_ptr, tile * BM, 0, q_len, stride_oh, stride_ol, G, 0,
+                   DOT, D, DP, BM, PR, DP, AHEAD)  # fmt: skip
         tl.store(counter_ptr + group, 0)
+        return
     else:
-        for s in range(s_lo, s_hi):
-            m2, l2, acc2 = one_split(q, k_ptr, v_ptr, s, top, full, first, last, low, factor,
-                                     stride_kl, stride_vl, BM, D, DP, DOT, BN, SPLIT, WINDOW,
-                                     PRECISION)  # fmt: skip
-            m, l, acc = merge(m, l, acc, m2, l2, acc2)
-    # A row that sees no key is zero, not NaN; and zero has one sign.
-    whole = tl.broadcast_to(tl.where(l == 0.0, 1.0, l)[:, None], acc.shape)
-    tl.store(out, (divide(acc, whole) + 0.0).to(o_ptr.dtype.element_ty), mask)
+        if not WINDOW:
+            m, l, acc = walk(q, k_ptr, v_ptr, k_desc, v_desc, place, s_lo, s_full, m, l, acc, top,
+                             first, last, factor, stride_kl, stride_vl, plane, head, D, DP, DOT,
+                             BN, SPLIT, TMA, False, PRECISION)  # fmt: skip
+        m, l, acc = walk(q, k_ptr, v_ptr, k_desc, v_desc, place, s_full, s_hi, m, l, acc, top,
+                         first, last, factor, stride_kl, stride_vl, plane, head, D, DP, DOT, BN,
+                         SPLIT, TMA, True, PRECISION)  # fmt: skip
+    tl.store(out, quotient(acc, l, DOT).to(o_ptr.dtype.element_ty), mask)
+
+
+@jit_free("LQ", "LK", "NSPLITS", "TILES", "window", "G")
+def merge_kernel(
+    o_ptr,
+    ws_ptr,
+    cu_q,
+    cu_k,
+    start_ptr,
+    end_ptr,
+    LQ,
+    LK,
+    NSPLITS,
+    TILES,
+    window,
+    stride_ob,
+    stride_oh,
+    stride_ol,
+    G,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    DOT: tl.constexpr,
+    BM: tl.constexpr,
+    SPLIT: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    VARLEN: tl.constexpr,
+    START: tl.constexpr,
+    END: tl.constexpr,
+    DC: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    """Add up what ``attention_kernel`` left in the workspace; grid (rows x columns / DC, heads, b).
+
+    A program has one row, so that long contexts of few heads fill the processors here too.
+    """
+    head, b = tl.program_id(1), tl.program_id(2)
+    number, column = tl.program_id(0) // (DP // DC), tl.program_id(0) % (DP // DC) * DC
+    q0, q_len, _, keys = bounds(b, LQ, LK, cu_q, cu_k, start_ptr, end_ptr, VARLEN, START, END)
+    if number >= q_len * G:
+        return
+    tile = number // BM
+    # The bounds of the row's tile, as in the kernel before.
+    query = (tile * BM + tl.arange(0, BM)) // G
+    first, last = seen_keys(query, q_len, keys, window, CAUSAL, WINDOW)
+    top = tl.max(last, axis=0)
+    low = tl.min(tl.where(query < q_len, first, 2147483647), axis=0)
+    s_lo = tl.minimum(low, top) // SPLIT
+    s_hi = tl.maximum(tl.cdiv(top, SPLIT), s_lo + 1)
+    plane = b * 0 if VARLEN else b
+    o_ptr += q0 * stride_ol + plane.to(tl.int64) * stride_ob + head.to(tl.int64) * G * stride_oh
+    space = BM * (DP + 2)
+    group = (b.to(tl.int64) * tl.num_programs(1) + head) * TILES + tile
+    mine = ws_ptr + group * NSPLITS * space
+    add_splits(mine, space, s_lo, s_hi, o_ptr, tile * BM, number - tile * BM, q_len, stride_oh,
+               stride_ol, G, column, DOT, D, DP, BM, 1, DC, AHEAD)  # fmt: skip

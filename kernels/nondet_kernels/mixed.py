@@ -9,7 +9,9 @@ given (N, K), so a row's bits depend on that row alone. See ``mixed_kernels`` fo
 from __future__ import annotations
 
 import functools
+import json
 import math
+from importlib import resources
 from typing import NamedTuple
 
 import torch
@@ -24,13 +26,14 @@ BLOCK_K = 64
 
 
 class MixedPlan(NamedTuple):
-    """Tile, warps, stages and the side of the weights: none of them changes a bit."""
+    """Tile, warps, stages, side of the weights, blocks a step: none of them changes a bit."""
 
     bm: int
     bn: int
     warps: int
     stages: int
     swap: bool
+    unroll: int = 1
 
 
 def mixed_reference(x: torch.Tensor, weight: torch.Tensor,
@@ -44,22 +47,36 @@ def mixed_reference(x: torch.Tensor, weight: torch.Tensor,
 def mixed_slices(n: int, k: int) -> tuple[int, int]:
     """Number of K slices and the length of one: a function of (N, K) alone.
 
-    Enough slices that one row's product occupies the processors, none shorter than 512.
+    As many as let tiles of 64 columns occupy three programs a multiprocessor at one row, because a
+    program waits for its own chain of blocks; none shorter than 256 k, at most 16.
     """
-    wanted = max(1, min(k // 512, 6144 // n, 8))
-    length = max(cdiv(cdiv(k, wanted), BLOCK_K), 1) * BLOCK_K
+    wanted = max(1, min(k // 256, 400 * 64 // n, 16))
+    length = max(cdiv(cdiv(k, wanted), 2 * BLOCK_K), 1) * 2 * BLOCK_K
     return max(cdiv(k, length), 1), length
 
 
-def mixed_plan(m: int, n: int) -> MixedPlan:
-    """Tile for M rows and N columns."""
-    if m <= 16:
-        return MixedPlan(16, 32 if n <= 4096 else 64, 4, 5, True)
-    if m <= 32:
-        return MixedPlan(32, 32 if n <= 2048 else 64, 4, 5, True)
-    if m <= 64:
-        return MixedPlan(64, 64, 4, 3, True)
-    return MixedPlan(64, 128, 8, 3, True)
+@functools.cache
+def table() -> dict[tuple[int, int], list[tuple[int, MixedPlan]]]:
+    """(N, K) -> (largest number of rows, plan), ascending; made by ``bench/mixed_table.py``."""
+    text = resources.files(__package__).joinpath("tables/mixed_hopper.json").read_text()
+    return {
+        (int(n), int(k)): [(most, MixedPlan(*how)) for most, *how in rows]
+        for (n, k), rows in ((key.split(","), rows) for key, rows in json.loads(text).items())
+    }
+
+
+@functools.cache
+def _nearest(n: int, k: int) -> list[tuple[int, MixedPlan]]:
+    def distance(shape: tuple[int, int]) -> float:
+        return abs(math.log(shape[0] / n)) + abs(math.log(shape[1] / k))
+
+    return table()[min(table(), key=distance)]
+
+
+def mixed_plan(m: int, n: int, k: int) -> MixedPlan:
+    """The plan for M rows: that of the measured layer closest to (N, K) in ratio."""
+    rows = _nearest(n, k)
+    return next((how for most, how in rows if m <= most), rows[-1][1])
 
 
 def mixed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
@@ -96,7 +113,7 @@ def mixed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     if k == 0:
         return (out.zero_() if bias is None else out.copy_(bias.expand_as(out))).view(shape)
     with on_device(device):
-        again = _launch(flat, weight, out, bias, how or mixed_plan(len(flat), n))
+        again = _launch(flat, weight, out, bias, how or mixed_plan(len(flat), n, k))
     if again is not None and flat.data_ptr() == x.data_ptr():
         _remember(key, again, shape, x, 1.0)
     return out.view(shape)
@@ -107,16 +124,19 @@ def _launch(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, bias: torch.Ten
     (m, k), n = x.shape, w.shape[0]
     count, length = mixed_slices(n, k)
     tiles = cdiv(m, how.bm) * cdiv(n, how.bn)
-    parallel = count > 1 and tiles < 2 * processors(x.device)
-    fixed = (m, n, k, length, count, x.stride(0), x.stride(1), w.stride(0), w.stride(1),
+    parallel = count > 1 and tiles < processors(x.device)
+    step = how.unroll * BLOCK_K
+    fixed = (m, n, k, length, x.stride(0), x.stride(1), w.stride(0), w.stride(1),
              0 if bias is None else bias.stride(0))  # fmt: skip
     constants = dict(
+        S=count,
         BM=how.bm,
         BN=how.bn,
         BK=BLOCK_K,
+        UNROLL=how.unroll,
         SWAP=how.swap,
         MODE="parallel" if parallel else "walk",
-        EVEN_K=k % BLOCK_K == 0,
+        EVEN_K=k % step == 0 and (count == 1 or length % step == 0),
         HALF=w.dtype == torch.float16,
         HAS_C=bias is not None,
         # NumPy, which the interpreter multiplies with, has no bf16; the parts fit FP32 as well.

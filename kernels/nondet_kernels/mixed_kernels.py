@@ -48,10 +48,46 @@ def dot(x, w, acc, SWAP: tl.constexpr):
 
 
 @jit
+def mixed_block(xs, ws, k, left, x_mask, w_mask, SWAP: tl.constexpr, EVEN_K: tl.constexpr,
+                HALF: tl.constexpr, KIND: tl.constexpr, SHAPE: tl.constexpr):  # fmt: skip
+    """The product of one BLOCK_K, of which ``left`` k are real, summed by itself."""
+    if not EVEN_K:
+        if SWAP:
+            x_mask, w_mask = x_mask & (k[:, None] < left), w_mask & (k[None, :] < left)
+        else:
+            x_mask, w_mask = x_mask & (k[None, :] < left), w_mask & (k[:, None] < left)
+    x = tl.load(xs, mask=x_mask, other=0.0)
+    w = tl.load(ws, mask=w_mask, other=0.0)
+    high, middle, low = parts(x, KIND)
+    part = tl.zeros(SHAPE, dtype=tl.float32)
+    if HALF:
+        whole = w.to(tl.float32)
+        top = upper(whole)
+        tail = (whole - top).to(KIND)
+        w = top.to(KIND)
+        part = dot(low, tail, part, SWAP)
+        part = dot(middle, tail, part, SWAP)
+        part = dot(low, w, part, SWAP)
+        # Infinity times a tail of zero would be a NaN; the weight's own part says enough.
+        bounded = tl.where(tl.abs(x) == float("inf"), 0.0, high.to(tl.float32)).to(KIND)
+        part = dot(bounded, tail, part, SWAP)
+    else:
+        w = w.to(KIND)
+        part = dot(low, w, part, SWAP)
+    part = dot(middle, w, part, SWAP)
+    return dot(high, w, part, SWAP)
+
+
+@jit
 def mixed_slice(x_ptr, w_ptr, m, n, k0, k1, M, N, stride_xm, stride_xk, stride_wn, stride_wk,
-                BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SWAP: tl.constexpr,
-                EVEN_K: tl.constexpr, HALF: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
-    """Partial product over k0 <= k < k1 for rows m and columns n; (BN, BM) if SWAP."""
+                BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, UNROLL: tl.constexpr,
+                SWAP: tl.constexpr, EVEN_K: tl.constexpr, HALF: tl.constexpr,
+                KIND: tl.constexpr):  # fmt: skip
+    """Partial product over k0 <= k < k1 for rows m and columns n; (BN, BM) if SWAP.
+
+    A step takes UNROLL blocks, so that one block's loads and products hide another's.
+    """
+    SHAPE: tl.constexpr = (BN, BM) if SWAP else (BM, BN)
     k = tl.arange(0, BK)
     x_ptr += tl.cast(k0, tl.int64) * stride_xk
     w_ptr += tl.cast(k0, tl.int64) * stride_wk
@@ -59,50 +95,27 @@ def mixed_slice(x_ptr, w_ptr, m, n, k0, k1, M, N, stride_xm, stride_xk, stride_w
         xs = x_ptr + k[:, None] * stride_xk + m[None, :] * stride_xm
         ws = w_ptr + n[:, None] * stride_wn + k[None, :] * stride_wk
         x_mask, w_mask = m[None, :] < M, n[:, None] < N
-        acc = tl.zeros((BN, BM), dtype=tl.float32)
     else:
         xs = x_ptr + m[:, None] * stride_xm + k[None, :] * stride_xk
         ws = w_ptr + k[:, None] * stride_wk + n[None, :] * stride_wn
         x_mask, w_mask = m[:, None] < M, n[None, :] < N
-        acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for base in range(k0, k1, BK):
-        x_now, w_now = x_mask, w_mask
-        if not EVEN_K:
-            if SWAP:
-                x_now, w_now = x_mask & (k[:, None] < k1 - base), w_mask & (k[None, :] < k1 - base)
-            else:
-                x_now, w_now = x_mask & (k[None, :] < k1 - base), w_mask & (k[:, None] < k1 - base)
-        x = tl.load(xs, mask=x_now, other=0.0)
-        w = tl.load(ws, mask=w_now, other=0.0)
-        high, middle, low = parts(x, KIND)
-        part = tl.zeros(acc.shape, dtype=tl.float32)
-        if HALF:
-            whole = w.to(tl.float32)
-            top = upper(whole)
-            tail = (whole - top).to(KIND)
-            w = top.to(KIND)
-            part = dot(low, tail, part, SWAP)
-            part = dot(middle, tail, part, SWAP)
-            part = dot(low, w, part, SWAP)
-            # Infinity times a tail of zero would be a NaN; the weight's own part says enough.
-            bounded = tl.where(tl.abs(x) == float("inf"), 0.0, high.to(tl.float32)).to(KIND)
-            part = dot(bounded, tail, part, SWAP)
-        else:
-            w = w.to(KIND)
-            part = dot(low, w, part, SWAP)
-        part = dot(middle, w, part, SWAP)
-        acc += dot(high, w, part, SWAP)
-        xs += BK * stride_xk
-        ws += BK * stride_wk
+    acc = tl.zeros(SHAPE, dtype=tl.float32)
+    for base in range(k0, k1, UNROLL * BK):
+        for u in tl.static_range(UNROLL):
+            acc += mixed_block(xs + u * BK * stride_xk, ws + u * BK * stride_wk, k,
+                               k1 - base - u * BK, x_mask, w_mask, SWAP, EVEN_K, HALF, KIND,
+                               SHAPE)  # fmt: skip
+        xs += UNROLL * BK * stride_xk
+        ws += UNROLL * BK * stride_wk
     return acc
 
 
 @jit_free("M")
-def mixed_kernel(x_ptr, w_ptr, o_ptr, c_ptr, ws_ptr, counter_ptr, M, N, K, KS, S,
-                 stride_xm, stride_xk, stride_wn, stride_wk, stride_c,
-                 BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SWAP: tl.constexpr,
-                 MODE: tl.constexpr, EVEN_K: tl.constexpr, HALF: tl.constexpr,
-                 HAS_C: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
+def mixed_kernel(x_ptr, w_ptr, o_ptr, c_ptr, ws_ptr, counter_ptr, M, N, K, KS,
+                 stride_xm, stride_xk, stride_wn, stride_wk, stride_c, S: tl.constexpr,
+                 BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, UNROLL: tl.constexpr,
+                 SWAP: tl.constexpr, MODE: tl.constexpr, EVEN_K: tl.constexpr,
+                 HALF: tl.constexpr, HAS_C: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
     """out (M, N) FP32, contiguous; grid (tiles, slices if "parallel" else 1).
 
     MODE "walk": a program adds all slices itself. "parallel": one slice a program; the program
@@ -120,14 +133,14 @@ def mixed_kernel(x_ptr, w_ptr, o_ptr, c_ptr, ws_ptr, counter_ptr, M, N, K, KS, S
         for s in range(0, S):
             total += mixed_slice(
                 x_ptr, w_ptr, m, n, s * KS, tl.minimum(s * KS + KS, K), left_m, left_n,
-                stride_xm, stride_xk, stride_wn, stride_wk, BM, BN, BK, SWAP, EVEN_K, HALF,
-                KIND)  # fmt: skip
+                stride_xm, stride_xk, stride_wn, stride_wk, BM, BN, BK, UNROLL, SWAP, EVEN_K,
+                HALF, KIND)  # fmt: skip
     else:
         s = tl.program_id(1)
         total = mixed_slice(
             x_ptr, w_ptr, m, n, s * KS, tl.minimum(s * KS + KS, K), left_m, left_n,
-            stride_xm, stride_xk, stride_wn, stride_wk, BM, BN, BK, SWAP, EVEN_K, HALF,
-            KIND)  # fmt: skip
+            stride_xm, stride_xk, stride_wn, stride_wk, BM, BN, BK, UNROLL, SWAP, EVEN_K,
+            HALF, KIND)  # fmt: skip
     if SWAP:
         m, n = m[None, :], n[:, None]
     else:
@@ -142,7 +155,7 @@ def mixed_kernel(x_ptr, w_ptr, o_ptr, c_ptr, ws_ptr, counter_ptr, M, N, K, KS, S
         done = tl.atomic_add(counter_ptr + tl.program_id(0), 1, sem="acq_rel", scope="gpu")
         if done == S - 1:
             total = tl.zeros(total.shape, dtype=tl.float32)
-            for z in range(0, S):
+            for z in tl.static_range(S):  # unrolled, so that the loads do not wait for sums
                 total += tl.load(ws_ptr + place + z * plane, mask, other=0.0, cache_modifier=".cg")
             total = finish(total, c_ptr, row, col, 0, stride_c, 1.0, 1.0, mask, HAS_C, True)
             tl.store(o_ptr + place, total, mask)

@@ -126,7 +126,8 @@ def norm_kernel(
     variance = divide(square, tl.full((R,), D, ACC)) + tl.full((R,), eps, ACC)
     if tl.float64 == ACC:
         variance += tl.full((R,), eps_low, ACC)
-    rstd = divide(tl.full((R,), 1.0, ACC), square_root(variance))
+    root = square_root(variance)
+    rstd = divide(tl.full((R,), 1.0, ACC), root)
     if STATS:
         line = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
         tl.store(mean_ptr + line, mean, line < M)
@@ -135,7 +136,10 @@ def norm_kernel(
         mask = here & (base + col < D)
         if not ONE:
             x = tl.load(x_row + base + col, mask, other=0.0).to(ACC) - mean[:, None]
-        y = x * rstd[:, None]
+        if tl.float64 == ACC:
+            y = x / root[:, None]  # One rounding less; FP64 is about accuracy.
+        else:
+            y = x * rstd[:, None]
         if WEIGHT:
             y = y * tl.load(w_ptr + base + col, base + col < D, other=0.0).to(ACC)
         if BIAS:

@@ -46,9 +46,12 @@ def log_softmax_reference(x: torch.Tensor, dim: int,
 
 @jit
 def exponential(x, FAST: tl.constexpr):
-    """e**x; FAST is good to 16 bits, which is all that a 16-bit result can hold."""
+    """e**x for x <= 0; FAST is good to 16 bits, which is all that a 16-bit result can hold."""
     if FAST:
-        y = tl.exp2(x * 1.4426950408889634)
+        t = x * 1.4426950408889634
+        # The fast exponential has no subnormal results, but the two types' ranges end there.
+        low = t < -64.0
+        y = tl.exp2(tl.where(low, t + 64.0, t)) * tl.where(low, 5.421010862427522e-20, 1.0)
     else:
         y = exact_exp(x)
     return y

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import mixed_table
 import pytest
 import torch
 from nondet_kernels import mixed
@@ -13,8 +14,8 @@ HALVES = [torch.bfloat16, torch.float16]
 PLANS = [
     MixedPlan(16, 32, 4, 3, True),
     MixedPlan(16, 16, 4, 3, False),
-    MixedPlan(64, 32, 4, 3, False),
-    MixedPlan(32, 64, 4, 3, True),
+    MixedPlan(64, 32, 4, 3, False, 2),
+    MixedPlan(32, 64, 4, 3, True, 2),
 ]
 
 
@@ -45,9 +46,9 @@ def test_the_order_of_a_sum_is_that_of_its_slices_and_blocks(
     how: MixedPlan | None, kind: torch.dtype
 ) -> None:
     # One large number and ones around it: which ones survive tells the order.
-    x, w = torch.zeros(3, 1024), torch.ones(5, 1024, dtype=kind)
-    x[:, 0], x[:, 64:128], x[:, 512] = 2.0**24, 1 / 64, 1.0
-    assert mixed_slices(5, 1024) == (2, 512)
+    x, w = torch.zeros(3, 512), torch.ones(5, 512, dtype=kind)
+    x[:, 0], x[:, 64:128], x[:, 256] = 2.0**24, 1 / 64, 1.0
+    assert mixed_slices(5, 512) == (2, 256)
     # The block 64..127 makes 1, lost against 2**24 at a tie; so is the second slice's.
     assert (mixed_linear(x, w, how=how) == 2.0**24).all()
     x[:, 64:128] = 1 / 32
@@ -105,7 +106,7 @@ def test_slices_are_a_function_of_n_and_k() -> None:
     for n, k in [(1, 1), (256, 1536), (4096, 14336), (576, 1536)]:
         count, length = mixed_slices(n, k)
         assert (count - 1) * length < k <= count * length
-        assert length % mixed.BLOCK_K == 0
+        assert length % (2 * mixed.BLOCK_K) == 0
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -124,3 +125,22 @@ def test_empty_sizes() -> None:
     c = draw(3)
     got = mixed_linear(torch.empty(2, 0), torch.empty(3, 0, dtype=kind), c)
     assert torch.equal(got, c.expand(2, 3))
+
+
+def test_the_table_takes_the_fastest_plan_of_each_layer() -> None:
+    head = {"bm": "16", "bn": "64", "warps": "4", "stages": "3", "swap": "True"}
+    rows = [
+        {"n": "8", "k": "16", "m": m, **head, "unroll": unroll, "us": us}
+        for m, unroll, us in [
+            ("1", "1", "5.0"),
+            ("1", "2", "4.0"),
+            ("64", "1", "9"),
+            ("64", "2", ""),
+        ]
+    ]
+    found = mixed_table.choose(rows)
+    assert found == {"8,16": [[1, 16, 64, 4, 3, True, 2], [1 << 30, 16, 64, 4, 3, True, 1]]}
+    for layer in mixed.table().values():
+        most = [most for most, _ in layer]
+        assert most == sorted(most)
+        assert most[-1] == 1 << 30

@@ -23,6 +23,8 @@ from .products import HALVES, choose_product, product
 
 SWAP_ELEMENTS = 1 << 20
 """A module that owns no more than this is shown FP32 copies of its parameters for one call."""
+KEEP_ELEMENTS = 1 << 14
+"""Of no more than this the copies are kept: the vectors of norms, a few ten thousandths."""
 
 Forward = Callable[..., Any]
 
@@ -188,21 +190,31 @@ def embedding_forward(module: nn.Module, fused: bool) -> Forward:
 def swap_forward(module: nn.Module, fused: bool) -> Forward:
     """The module's own forward while its parameters are FP32 copies."""
     inner = module.forward
+    count = sum(p.numel() for p in module.parameters(recurse=False))
+    kept = wide_copies(module) if count <= KEEP_ELEMENTS else None
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with wide_parameters(module):
+        with wide_parameters(module, kept):
             return inner(*args, **kwargs)
 
     return forward
 
 
+def wide_copies(module: nn.Module) -> dict[str, Tensor | None]:
+    """The module's own parameters, those of 16 bits as FP32 copies."""
+    return {
+        name: p.detach().float() if p is not None and p.dtype in HALVES else p
+        for name, p in module._parameters.items()
+    }
+
+
 @contextmanager
-def wide_parameters(module: nn.Module) -> Iterator[None]:
+def wide_parameters(
+    module: nn.Module, copies: dict[str, Tensor | None] | None = None
+) -> Iterator[None]:
     """The module's own parameters read as FP32 copies inside the block. Not for two threads."""
     own = module._parameters
-    module.__dict__["_parameters"] = {
-        name: p.float() if p is not None and p.dtype in HALVES else p for name, p in own.items()
-    }
+    module.__dict__["_parameters"] = wide_copies(module) if copies is None else copies
     try:
         yield
     finally:
