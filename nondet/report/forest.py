@@ -56,8 +56,7 @@ def draw_intervals(
             )
             continue
         if bars:
-            ax.barh(row, at, 0.62, color="none" if look.hollow else look.colour, alpha=0.32, lw=0)
-            ax.barh(row, at, 0.62, fill=False, edgecolor=look.colour, hatch=look.hatch, lw=0.9)
+            _bar(ax, row, at, look)
         if not (pd.isna(entry["low"]) or pd.isna(entry["high"])):
             colour = INK if bars else look.colour
             ax.plot([entry["low"], entry["high"]], [row, row], color=colour, lw=1.3)
@@ -68,6 +67,12 @@ def draw_intervals(
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
     ax.set_xlabel(label)
     return ax
+
+
+def _bar(ax: Axes, row: int, at: float, look: Look) -> None:
+    """A bar that is told apart in black and white too: pale, with its outline and hatch."""
+    ax.barh(row, at, 0.62, color="none" if look.hollow else look.colour, alpha=0.32, lw=0)
+    ax.barh(row, at, 0.62, fill=False, edgecolor=look.colour, hatch=look.hatch, lw=0.9)
 
 
 def _rows(ax: Axes, table: pd.DataFrame, notes: Sequence[str]) -> None:
@@ -118,15 +123,7 @@ def cost_figure(
             if pd.isna(at):
                 ax.text(0, row, "  not measured", va="center", color=MUTED, fontsize=7.5)
                 continue
-            ax.barh(
-                row,
-                at,
-                0.62,
-                color="none" if look.hollow else look.colour,
-                alpha=0.32,
-                lw=0,
-            )
-            ax.barh(row, at, 0.62, fill=False, edgecolor=look.colour, hatch=look.hatch, lw=0.9)
+            _bar(ax, row, at, look)
             ax.text(at, row, f" {at:,.0f}" if at >= 10 else f" {at:.2g}", va="center", fontsize=7)
         ax.set_xlim(0, largest * 1.28 if largest > 0 else 1)
         ax.locator_params(axis="x", nbins=4)
