@@ -196,8 +196,8 @@ def _gaps(name: str, spec: Spec, tables: Tables) -> Panel:
     figure, ax = canvas(COLUMN, 2.4)
     for colour, (task, part) in zip(OTHER_COLOURS, table.groupby("row", sort=False), strict=False):
         ax.stairs(100 * part["share"], GAP_EDGES, color=colour, label=str(task))
-        bounds = (100 * part["low"], 100 * part["high"])
-        ax.fill_between(GAP_EDGES[:-1], *bounds, step="post", color=colour, alpha=0.15, lw=0)
+        low, high = (100 * np.append(part[name], part[name].iloc[-1]) for name in ("low", "high"))
+        ax.fill_between(GAP_EDGES, low, high, step="post", color=colour, alpha=0.15, lw=0)
     ax.set_xlabel("gap of the two best probabilities")
     ax.set_ylabel("positions (%)")
     ax.legend(labelcolor=INK)

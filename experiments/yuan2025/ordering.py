@@ -108,7 +108,7 @@ def _greedy(result: Result) -> bool:
 
 
 def _default(result: Result) -> bool:
-    return value_of(result, "kernels") == "default"
+    return str(value_of(result, "kernels")) == "default"
 
 
 def _repeat(result: Result) -> bool:
@@ -228,10 +228,12 @@ def sentences(table: pd.DataFrame) -> list[str]:
             words += f", {largest['dtype']})" if largest["dtype"] else ")"
         if claim == "layercast is like fp32":
             bound = 100 * largest_unseen(int(part["items"].min()))
-            words = words.replace(HOLDS, "fp32 parts more").replace(
+            words = words.replace(HOLDS, "FP32 parts more").replace(
                 REVERSED, "layercast parts more"
             )
             words += f"; with so many items a share below {bound:.0f} % may go unseen"
+        for name in ("bf16", "fp16", "fp32"):
+            words = words.replace(name, name.upper())
         found.append(words[0].upper() + words[1:] + ".")
     if not found:
         return ["No pair of settings finished on both sides: the ordering cannot be judged."]
