@@ -90,3 +90,28 @@ def test_a_seed_gives_the_same_draws_whatever_the_batch() -> None:
         alone(torch.zeros(1, 1), step[1:2])
     assert whole.record().tokens[1].tolist() == alone.record().tokens[0].tolist()
     assert len({tuple(row) for row in whole.record().tokens.tolist()}) == 3
+
+
+def test_the_choice_is_by_raw_logits_not_by_their_log_probabilities() -> None:
+    """Logits that differ may round to equal log-probabilities (vLLM PR 13312)."""
+    logits = torch.zeros(1, 50_000)
+    logits[0, 7] = 1.0
+    logits[0, 31_000] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
+    record = one_step(logits, 2)[0].record()
+    assert record.top_logprobs[0, 0, 0] == record.top_logprobs[0, 0, 1], "no tie: the test is void"
+    assert record.tokens[0, 0] == 31_000
+    assert record.top_ids[0, 0].tolist() == [31_000, 7]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_vocabularies_with_whole_stretches_at_minus_infinity(batch: int) -> None:
+    """Ties far apart, and stretches with no candidate at all (vLLM RFC 42259)."""
+    logits = torch.full((batch, 40_000), -torch.inf)
+    logits[:, [39_999, 12_345, 20_000]] = 3.0
+    record = one_step(logits)[0].record()
+    assert record.tokens[:, 0].tolist() == [12_345] * batch
+    for row in range(batch):
+        ids = record.top_ids[row, 0].tolist()
+        assert ids[:3] == [12_345, 20_000, 39_999]
+        assert len(set(ids)) == len(ids), "a token stands twice"
+        assert record.top_logprobs[row, 0, 3:].tolist() == [-np.inf] * 2
