@@ -4,7 +4,9 @@
 
 One row a wave of 64-token prompts, after a warm-up wave. Decoding is measured as transformers does
 it, where a small model waits for the host, and with its steps as CUDA graphs, where the kernels
-decide. ``step_ms``: time of a decode step, without the prefill and the capture of the graph.
+decide. ``step_ms``: time of a decode step, without the prefill and the capture of the graph;
+``forward_ms``: the model's part of it on the GPU (median of the replays), without what ``generate``
+and the recording of log-probabilities do between two steps.
 ``peak_mb``: most device memory allocated in the wave. A variant that fails leaves its reason.
 """
 
@@ -17,7 +19,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +29,14 @@ import torch
 
 from nondet.backends.base import Request
 from nondet.backends.hf import HFBackend
+from nondet.backends.hf_graph import captured
 from nondet.environment import cpu_name, gpu_names, versions
 from nondet.settings import setting_from
 
 COLUMNS = (
     *("dtype", "product", "kernels", "cuda_graph", "batch_size", "repeat", "tokens", "seconds"),
     *("tokens_per_s", "first_token_s", "step_ms", "weights_mb", "cache_mb", "peak_mb", "load_s"),
-    *("load_peak_mb", "reason", "model", "hardware", "versions"),
+    *("forward_ms", "load_peak_mb", "reason", "model", "hardware", "versions"),
 )
 DTYPES = (("bf16", "auto"), ("fp16", "auto"), ("layercast", "fused"), ("layercast", "plain"),
           ("fp32", "auto"))  # fmt: skip
@@ -49,6 +52,35 @@ def variants(cuda: bool) -> Iterator[dict[str, Any]]:
                 yield {"dtype": dtype, "product": product, "kernels": "default", "graph": graph}
     for dtype in ("bf16", "layercast", "fp32"):
         yield {"dtype": dtype, "product": "auto", "kernels": "invariant", "graph": cuda}
+
+
+class Clock:
+    """Captures a decode step like ``hf_graph.captured`` and times every replay on the GPU."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, Any]] = []
+
+    def __call__(self, call: Callable[[], Any]) -> Callable[[], Any]:
+        replay = captured(call)
+
+        def timed() -> Any:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            output = replay()
+            end.record()
+            self.events.append((start, end))
+            return output
+
+        return timed
+
+    def read_ms(self) -> float | None:
+        """Median milliseconds since the last call."""
+        if not self.events:
+            return None
+        torch.cuda.synchronize()
+        found = float(np.median([start.elapsed_time(end) for start, end in self.events]))
+        self.events.clear()
+        return round(found, 4)
 
 
 def requests(count: int) -> list[Request]:
@@ -112,13 +144,18 @@ def measure(model: str, variant: dict[str, Any], tokens: int, repeats: int) -> l
     load = {"load_s": round(time.perf_counter() - began, 2), "load_peak_mb": device_mb()}
     # An id that no prompt and hardly an answer holds, so that every wave has its full length.
     backend.stop_ids = (backend.model.config.vocab_size - 1,)
+    clock = Clock()
+    if backend.graphs is not None:
+        backend.graphs.capture = clock
     rows = []
     try:
         for batch in BATCHES:
             wave(backend, batch, 4)
             short = wave(backend, batch, max(tokens // 4, 4))
+            clock.read_ms()
             for repeat in range(repeats):
                 row = wave(backend, batch, tokens)
+                row["forward_ms"] = clock.read_ms()
                 row["step_ms"] = step_ms(row, short)
                 rows.append({**row, **load, "repeat": repeat})
     finally:
@@ -151,7 +188,7 @@ def main(words: Sequence[str]) -> None:
                 rows = [{"reason": reason}]
             for row in rows:
                 writer.writerow({**named, **row, **shared})
-                kept = ("batch_size", "tokens_per_s", "step_ms", "peak_mb", "reason")
+                kept = ("batch_size", "tokens_per_s", "step_ms", "forward_ms", "peak_mb", "reason")
                 print(*named.values(), {k: row.get(k) for k in kept}, flush=True)
             file.flush()
             gc.collect()

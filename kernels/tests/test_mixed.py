@@ -144,3 +144,21 @@ def test_the_table_takes_the_fastest_plan_of_each_layer() -> None:
         most = [most for most, _ in layer]
         assert most == sorted(most)
         assert most[-1] == 1 << 30
+
+
+def test_a_model_computes_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nondet.precision import layercast
+
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(11, 16), torch.nn.Linear(16, 24), torch.nn.Linear(24, 5, bias=False)
+    ).to(torch.bfloat16)
+    ids = torch.tensor([[1, 7, 10], [0, 3, 3]])
+    with torch.inference_mode():
+        want = model.double()(ids)
+        model.to(torch.bfloat16)
+        monkeypatch.setattr(layercast, "choose_product", lambda *_: "fused")
+        cast = layercast.LayerCast(model)
+        got = model(ids)
+    assert cast.product == "fused"
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
