@@ -1,15 +1,17 @@
 #!/bin/bash
 # The experiments after the posts on one GPU: floating_point, tml2025, batch_size.
 #   bash experiments/gpu_posts.sh OUT SMALL_MODEL LARGE_MODEL [PARTS]
-# PARTS: words of "study" (everything whose bits count, many processes at a time), "price" (seconds,
-# alone on the machine) and "large" (the completions of LARGE_MODEL); all three when left out.
-# Everything lands in OUT/posts-PART.tar.gz; a part that fails leaves its reason in OUT/posts.log.
+# PARTS: words of float, batch, completions (many processes at a time; bits count, not seconds),
+# price (seconds, alone on the machine) and large (the completions of LARGE_MODEL); all when left
+# out. Variables: ENGINE, PYTHON_VLLM, PYTHON_SGLANG, TOGETHER, BATCH_SIZE, PRICE, GRAPHS, WORK.
+# Everything lands in OUT/posts.tar.gz and OUT/posts-large.tar.gz; a part that fails leaves its reason in OUT/posts.log.
 # Parts that hang are ended after LIMIT seconds (300).
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath -m "$1") small=$2 large=$3
 shift 3
-parts=${*:-study price large}
+parts=${*:-float batch completions price large}
+engine=${ENGINE:-hf}
 export PYTHONPATH=.:kernels${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 python=${PYTHON:-python3}
@@ -25,25 +27,34 @@ part() { # NAME COMMAND...: run, with its own log and the seconds it took
   grep -aE "^(floating_point|price|hf|vllm|sglang|batch_size)|Error|FAILED" "$work/$name.log" | tail -${LINES_SHOWN:-60}
 }
 
+has() { [[ " $parts " == *" $1 "* ]]; }
+
+completions() { # FOLDER MODEL
+  part "$1" "$python" -m experiments.tml2025.study "$work/$1" "$2" ${SCALE:-gpu} "$engine" ${TOGETHER:-10}
+  "$python" -m experiments.tml2025.completions "$work/$1/table" "$work/$1"/{alone,sizes,load,sampled}
+}
+
 {
-  if [[ " $parts " == *" study "* ]]; then
+  if has float; then
     part floating_point "$python" -m experiments.floating_point.run "$work/floating_point" --device ${DEVICE:-cuda} &
-    part batch_size "$python" -m experiments.batch_size.study "$work/batch_size" "$small" ${BATCH_SIZE:-48 48 8 8} &
-    part tml2025 "$python" -m experiments.tml2025.study "$work/tml2025" "$small" ${SCALE:-gpu} ${ENGINE:-hf} ${TOGETHER:-6} &
-    wait
-    "$python" -m experiments.tml2025.completions "$work/tml2025/table" "$work"/tml2025/{alone,sizes,load,sampled}
-    "$python" -m experiments.batch_size.causes "$work/batch_size/table" "$work/batch_size"
   fi
-  if [[ " $parts " == *" price "* ]]; then
-    part price "$python" -m experiments.tml2025.price "$work/price/price.csv" ${ENGINE:-hf} "$large" ${PRICE:-256 128 100 4}
+  if has batch; then
+    part batch_size "$python" -m experiments.batch_size.study "$work/batch_size" "$small" ${BATCH_SIZE:-48 48 8 8} ${CONTEXT:+"$CONTEXT"} &
   fi
-  if [[ " $parts " == *" large "* ]]; then
-    part large "$python" -m experiments.tml2025.study "$work/large" "$large" ${SCALE:-gpu} ${ENGINE:-hf} ${TOGETHER:-6}
-    "$python" -m experiments.tml2025.completions "$work/large/table" "$work"/large/{alone,sizes,load,sampled}
+  if has completions; then completions tml2025 "$small" & fi
+  wait
+  if has batch; then "$python" -m experiments.batch_size.causes "$work/batch_size/table" "$work/batch_size"; fi
+  if has price; then
+    part price "$python" -m experiments.tml2025.price "$work/price/price.csv" "$engine" "$large" ${PRICE:-256 128 100 4}
+    if [[ -n ${GRAPHS:-} ]]; then
+      part price_graphs "$python" -m experiments.tml2025.price "$work/price/price.csv" "$engine" "$large" \
+        ${PRICE:-256 128 100 4} "$GRAPHS"
+    fi
   fi
+  if has large; then completions large "$large"; fi
   echo "posts: all in $SECONDS s"
 } 2>&1 | tee "$out/posts.log"
 cd "$work"
-tar -czf "$out/posts-study.tar.gz" $(ls -d floating_point batch_size tml2025 price ./*.log 2> /dev/null)
+tar -czf "$out/posts.tar.gz" $(ls -d floating_point batch_size tml2025 price ./*.log 2> /dev/null)
 [[ -d large ]] && tar -czf "$out/posts-large.tar.gz" large
 ls -l "$out"

@@ -1,4 +1,4 @@
-"""Many settings as runs of one study, several at a time, on machines without Hydra.
+"""Many settings as runs of studies, several at a time, on machines without Hydra.
 
 Settings are planned, stored, resumed and recorded exactly as ``nondet.run`` does it; a second call
 skips what is done. Bits do not depend on what else the machine does; times do, so nothing that
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -44,25 +44,30 @@ def announce() -> None:
     sys.path.append(str(folder.parent))
 
 
-def run_all(settings: Sequence[Setting], folder: Path, name: str, together: int = 1) -> int:
-    """Run the settings that can run; link them as the study ``folder``. Returns how many failed.
+def run_all(studies: Mapping[Path, Sequence[Setting]], name: str, together: int = 1) -> int:
+    """Run the settings of all studies, ``together`` at a time. Returns how many failed.
 
-    folder: gets study.json and runs/, the runs themselves in order. A setting that cannot even
+    studies: each folder gets study.json and runs/, its runs in order. A setting that cannot even
     be planned is printed with its reason and counts as failed.
     """
     announce()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    plans: list[Plan] = []
+    plans: list[tuple[Path, Plan]] = []
     failed = 0
-    for setting in settings:
-        try:
-            plans.append(plan_run(setting))
-        except (SettingError, OSError) as error:
-            print(f"{name}: cannot run, {one_line(error)}", flush=True)
-            failed += 1
-    store = folder / "runs"
+    for folder, settings in studies.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        for setting in settings:
+            try:
+                plans.append((folder, plan_run(setting)))
+            except (SettingError, OSError) as error:
+                print(f"{name}: cannot run, {one_line(error)}", flush=True)
+                failed += 1
+        # Written first: a study that is cut short can be read as it is.
+        ids = list(dict.fromkeys(plan.run_id for own, plan in plans if own == folder))
+        write_json(folder / "study.json", {"name": folder.name, "seed": 0, "runs": ids})
 
-    def one(plan: Plan) -> str:
+    def one(job: tuple[Path, Plan]) -> str:
+        plan, store = job[1], job[0] / "runs"
         began = time.perf_counter()
         status = execute(plan, store, Lines(), label(plan.setting))
         print(f"{name}: {label(plan.setting)}: {status}, {time.perf_counter() - began:.0f} s")
@@ -73,9 +78,6 @@ def run_all(settings: Sequence[Setting], folder: Path, name: str, together: int 
 
     with ThreadPoolExecutor(together) as pool:
         statuses = list(pool.map(one, plans))
-    folder.mkdir(parents=True, exist_ok=True)
-    ids = list(dict.fromkeys(plan.run_id for plan in plans))
-    write_json(folder / "study.json", {"name": name, "seed": 0, "runs": ids})
     return failed + statuses.count("failed")
 
 

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from factory import Row, make_rows, write_run
 
+from experiments.adopt import adopt
 from experiments.batch_size.causes import FACTORS, answer, find, main, steps, tabulate, value_of
 from experiments.batch_size.study import settings
 from nondet.runs import write_json
 from nondet.study import load_study
 
+MACHINE = {"hardware": ["a processor"], "threads": 1, "versions": {"torch": "2.0", "triton": None}}
 LARGE = 4
 
 
@@ -29,7 +31,8 @@ def _study(folder: Path, changed: dict[str, Any], how: str) -> Path:
         if all((factors.get(k) or "dynamic") == v for k, v in changed.items()):
             own[2] = _other(rows[2], how)
         more = {name: factors[name] for name in FACTORS if name in factors}
-        ids.append(write_run(folder / "runs", more, own, repeat=setting.repeat))
+        run = write_run(folder / "runs", more, own, repeat=setting.repeat, resolved=MACHINE)
+        ids.append(run)
     write_json(folder / "study.json", {"name": "batch_size", "seed": 0, "runs": ids})
     return folder
 
@@ -100,4 +103,22 @@ def test_tables_and_figure_are_written(tmp_path: Path) -> None:
     study = _study(tmp_path / "study", {"dtype": "fp32"}, "token")
     main([str(tmp_path / "out"), str(study)])
     names = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert {"causes.csv", "answer.csv", "causes.png", "causes.svg"} <= names
+    assert {"causes.csv", "answer.csv", "causes.png", "causes.svg", "README.md"} <= names
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "a processor, 1 thread; torch 2.0." in page
+    assert "moves nothing: KV cache, padding, batch size, attention." in page
+    assert "bits and tokens: 1 of 6 answers (3 to 56 %)" in page
+
+
+def test_complete_runs_made_elsewhere_are_taken_in_once(tmp_path: Path) -> None:
+    rows = make_rows(np.random.default_rng(0), 3, 6, None)
+    requested = {"model": {"name": "local", "path": "/elsewhere/models/small", "revision": None}}
+    runs, named = tmp_path / "a" / "runs", {"model": "local:/elsewhere/models/small"}
+    done = write_run(runs, {"batch_size": 1, **named}, rows, requested=requested)
+    failed = write_run(runs, {"batch_size": 2}, rows, requested=requested, status="failed")
+    write_json(tmp_path / "a" / "study.json", {"name": "a", "seed": 0, "runs": [done, failed]})
+    assert adopt(tmp_path / "a", tmp_path / "b") == 1
+    assert adopt(tmp_path / "a", tmp_path / "b") == 0
+    (run,) = load_study([tmp_path / "b"]).runs
+    assert run.factors["model"] == "local:small"
+    assert run.table().num_rows == 3

@@ -19,6 +19,7 @@ from nondet.runs import write_json
 from nondet.settings import SettingError, TaskSetting
 from nondet.tasks import load_task
 
+MACHINE = {"hardware": ["a processor"], "threads": 1, "versions": {"torch": "2.0", "triton": None}}
 A, B, C = (1, 2, 3, 4), (1, 2, 9, 4), (1, 2, 3)
 
 
@@ -56,7 +57,7 @@ def test_the_common_beginning_is_that_of_every_pair(tokens: list[tuple[int, ...]
 def _study(folder: Path, kernels: str, waves: list[tuple[int, ...]], batch_size: int) -> None:
     rows = [Row(list(tokens), [-0.5] * len(tokens)) for tokens in waves]
     factors = {"kernels": kernels, "batch_size": batch_size, "batching": "varied"}
-    run = write_run(folder / "runs", factors, rows)
+    run = write_run(folder / "runs", factors, rows, resolved=MACHINE)
     write_json(folder / "study.json", {"name": folder.name, "seed": 0, "runs": [run]})
 
 
@@ -84,6 +85,7 @@ def test_neighbours_are_left_out_and_alone_is_the_measure(
     assert parts["position"].tolist() == [2]
     main([str(tmp_path / "out"), *(str(tmp_path / name) for name in ("alone", "load", "none"))])
     assert "left out" in capsys.readouterr().out
+    assert "| **2** | 2 | 1 | 2 of 4 |" in (tmp_path / "out" / "README.md").read_text()
     kept = pd.read_csv(tmp_path / "out" / "completions.csv")
     assert kept["unique"].tolist() == [1, 2]
     drawn = pd.read_csv(tmp_path / "out" / "figures" / "completions.csv")

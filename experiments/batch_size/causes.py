@@ -22,6 +22,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from experiments.batch_size.words import page
+from experiments.markdown import keep_machine
 from nondet.metrics.intervals import wilson
 from nondet.report.panel import Panel, save
 from nondet.report.style import COLUMN, DTYPE_COLOURS, INK, MUTED, PAPER, canvas, house
@@ -195,7 +197,7 @@ def panel(table: pd.DataFrame) -> Panel:
 
 
 def main(words: list[str]) -> None:
-    """Write causes.csv, answer.csv and the figure to OUT, and print both tables."""
+    """Write both tables, the figure and README.md to OUT, and print the tables."""
     out, study = Path(words[0]), load_study([Path(words[1])])
     table = tabulate(study.complete)
     out.mkdir(parents=True, exist_ok=True)
@@ -203,6 +205,8 @@ def main(words: list[str]) -> None:
     summary = answer(table)
     summary.to_csv(out / "answer.csv", index=False)
     save(panel(table), out / "figures")
+    keep_machine(study.complete, out / "machine.json")
+    (out / "README.md").write_text(page(out))
     print(table.to_string(index=False))
     print(summary.to_string(index=False))
 

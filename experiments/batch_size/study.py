@@ -1,12 +1,12 @@
 """Is it the KV cache, the padding, the batch size or the precision? One factor at a time.
 
-    python -m experiments.batch_size.study OUT [MODEL_FOLDER] [ITEMS TOKENS LARGE TOGETHER]
+    python -m experiments.batch_size.study OUT [MODEL_FOLDER] [ITEMS TOKENS LARGE TOGETHER CONTEXT]
 
 transformers, greedy, the built-in task. In each context (bf16 with torch's kernels, FP32 with
 torch's kernels, bf16 with the invariant kernels) one base setting, and settings that differ from it
 in exactly one factor. ``python -m experiments.batch_size.causes OUT`` makes the table. A killed
 study is resumed by the same command. Defaults: 48 items, 48 tokens, 8 rows a batch, one run at a
-time.
+time, all contexts; CONTEXT is one of "bf16", "fp32", "bf16 invariant".
 """
 
 from __future__ import annotations
@@ -63,7 +63,14 @@ def main(words: list[str]) -> int:
     out, model = Path(words[0]), (words[1] if len(words) > 1 else "")
     given = [int(word) for word in words[2:6]]
     items, tokens, large, together = [*given, *(48, 48, 8, 1)[len(given) :]]
-    return int(run_all(settings(model, items, tokens, large), out, "batch_size", together) > 0)
+    wanted = settings(model, items, tokens, large)
+    if len(words) > 6:
+        context = CONTEXTS[words[6]]
+        kernels = context.get("kernels", "default")
+        wanted = [s for s in wanted if (s.dtype, s.kernels) == (context["dtype"], kernels)]
+    # Batches of one take longest: first.
+    wanted.sort(key=lambda setting: setting.batch_size != 1)
+    return int(run_all({out: wanted}, "batch_size", together) > 0)
 
 
 if __name__ == "__main__":

@@ -48,9 +48,8 @@ def sums(table: pd.DataFrame) -> Panel:
         axis.barh(y, part["distinct"], 0.36, label=words, color="#0072b2" if place else PAPER,
                   edgecolor=INK, linewidth=0.8)  # fmt: skip
         for at, value in zip(y, part["distinct"], strict=True):
-            axis.text(value * 1.1, at, f"{value:,}", va="center", fontsize=8)
-    axis.set_xscale("log")
-    axis.set_xlim(0.7, 60_000)
+            axis.text(value, at, f" {value:,}", va="center", fontsize=8)
+    axis.set_xlim(0, own["distinct"].max() * 1.12)
     axis.set_yticks(range(len(dtypes)), dtypes)
     axis.invert_yaxis()
     axis.set_xlabel("different sums of the same numbers")
@@ -63,7 +62,7 @@ def product(table: pd.DataFrame) -> Panel:
     """Elements of a product's row that change with the number of rows."""
     own = table[table["operation"].str.startswith("product") & table["differing"].notna()]
     names = list(dict.fromkeys(own["operation"]))
-    figure, axis = canvas(COLUMN, 3.0)
+    figure, axis = canvas(COLUMN, 2.8)
     for dtype in DTYPES:
         for place, name in enumerate(names):
             for kernels in ("default", "invariant"):
@@ -73,16 +72,17 @@ def product(table: pd.DataFrame) -> Panel:
                 axis.plot(part["rows"], part["differing"] / part["elements"],
                           marker=DTYPE_MARKERS[dtype], color=DTYPE_COLOURS[dtype],
                           mfc=PAPER if ours else DTYPE_COLOURS[dtype], linestyle=LINES[place],
-                          label=f"{dtype}, {name.removeprefix('product ')}, {kernels}")  # fmt: skip
+                          label=None if place else f"{dtype}, {kernels}")  # fmt: skip
     axis.set_xscale("log", base=2)
     sizes = [size for size in sorted(own["rows"].unique()) if size != 3]
     axis.set_xticks(sizes, [str(size) for size in sizes])
     axis.minorticks_off()
     axis.set_ylim(-0.04, 1.04)
-    axis.set_xlabel("rows in the batch")
+    words = [name.removeprefix("product ") for name in names]
+    axis.set_xlabel(f"rows in the batch (solid: {words[0]}, dashed: {words[-1]})")
     axis.set_ylabel("elements of the first row\nwith other bits than alone")
     axis.grid(axis="y", color=MUTED, alpha=0.2, linewidth=0.5)
-    axis.legend(loc="upper center", bbox_to_anchor=(0.43, -0.2), ncols=2, fontsize=7)
+    axis.legend(loc="lower center", bbox_to_anchor=(0.43, 1.0), ncols=3)
     alt = "Share of elements of one row of a matrix product that change with the number of rows."
     return Panel("product", "One row of a product", alt, own, figure)
 
@@ -143,6 +143,9 @@ def accuracy(table: pd.DataFrame) -> Panel:
         axis.plot(part["invariant"], y, mark, color=colour, mfc="none", markersize=8.5,
                   label=f"{dtype}, invariant")  # fmt: skip
     axis.set_xscale("log")
+    # Plain numbers: the house style draws no mathematics.
+    axis.xaxis.set_major_formatter(lambda value, place: f"{value:.0e}".replace("e-0", "e-"))
+    axis.minorticks_off()
     axis.set_yticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
     axis.invert_yaxis()
     axis.set_xlabel("distance from float64, relative")

@@ -1,10 +1,10 @@
 """What rounding does: sums in other orders, rows in other batches, keys in other blocks.
 
     python -m experiments.floating_point.run OUT [--device cpu|cuda] [--threads 1]
-    python -m experiments.floating_point.run OUT --draw        the figures and README table again
+    python -m experiments.floating_point.run OUT --draw        the figures and README.md again
 
-Writes sums.csv, batches.csv, split.csv, machine.json and the figures to OUT. A part that fails is
-printed with its reason and the others go on.
+Writes sums.csv, batches.csv, split.csv, machine.json, the figures and README.md to OUT. A part that
+fails is printed with its reason and the others go on.
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     failed = 0 if options.draw else measure(options.out, options.device, options.threads)
-    from experiments.floating_point import figures
+    from experiments.floating_point import figures, words
 
     figures.draw(options.out)
+    (options.out / "README.md").write_text(words.page(options.out))
     return int(failed > 0)
 
 

@@ -20,6 +20,8 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.markdown import keep_machine
+from experiments.tml2025.words import page
 from nondet.metrics.intervals import Estimate, largest_unseen, wilson
 from nondet.report.panel import Panel, save
 from nondet.report.style import COLUMN, LINES, MUTED, OTHER_COLOURS, canvas, house
@@ -195,7 +197,7 @@ def panel(table: pd.DataFrame, parts: pd.DataFrame) -> Panel:
 
 
 def main(words: list[str]) -> None:
-    """Write completions.csv, parts.csv and the figure to OUT, and print the table."""
+    """Write the tables, the figure and README.md to OUT, and print the table."""
     out = Path(words[0])
     folders = [Path(word) for word in words[1:]]
     for empty in [folder for folder in folders if not run_folders(folder)]:
@@ -206,6 +208,8 @@ def main(words: list[str]) -> None:
     table.to_csv(out / "completions.csv", index=False)
     parts.to_csv(out / "parts.csv", index=False)
     save(panel(table, parts), out / "figures")
+    keep_machine(load_study(folders[:1]).complete, out / "machine.json")
+    (out / "README.md").write_text(page(out))
     shown = ["study", "kernels", "dtype", "batching", "largest_wave", "completions", "waves",
              "unique", "commonest", "as_alone", "same_tokens"]  # fmt: skip
     print(table[shown].to_string(index=False))

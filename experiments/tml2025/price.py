@@ -1,13 +1,14 @@
 """The price of invariance: seconds for one workload with default and with invariant kernels.
 
-    python -m experiments.tml2025.price OUT.csv ENGINE MODEL_FOLDER [SEQUENCES BATCH TOKENS ROUNDS]
+    python -m experiments.tml2025.price OUT.csv ENGINE MODEL [SEQUENCES BATCH TOKENS ROUNDS OPTIONS]
 
 Half of the sequences are the prompt of the completions study, half random neighbours, in task order
-in waves of BATCH, up to TOKENS new tokens each (defaults 256, 128, 100, 5). Each arm is a process
-of its own that has loaded its model and answered one wave before the clock starts; then the arms
-take turns (A B, B A, ...), one at a time. Nothing else should use the machine. Appends one row a
-round and arm to OUT.csv and prints the ratio of seconds: geometric mean over rounds, with Student's
-interval of the logarithms. One arm that fails is said with its reason, and the other still counts.
+in waves of BATCH, up to TOKENS new tokens each (defaults 256, 128, 100, 5). MODEL is a folder, ""
+the default model; OPTIONS are the backend's own, as JSON. Each arm is a process of its own that has
+loaded its model and answered one wave before the clock starts; then the arms take turns (A B, B A,
+...), one at a time. Nothing else should use the machine. Appends one row a round and arm to OUT.csv
+and prints the ratio of seconds: geometric mean over rounds, with Student's interval of the
+logarithms. An arm that fails is said with its reason, and the other still counts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from experiments.tml2025.study import ENGINE_OPTIONS
 from experiments.together import announce
 from nondet.environment import child_environment, cpu_name, gpu_names
 from nondet.metrics.intervals import LEVEL, Estimate
@@ -34,8 +36,8 @@ from nondet.waves import plan_waves
 from nondet.workload import workload_from
 
 ARMS = ("default", "invariant")
-COLUMNS = ("engine", "model", "kernels", "sequences", "batch_size", "new_tokens", "round",
-           "seconds", "tokens", "hardware", "versions")  # fmt: skip
+COLUMNS = ("engine", "model", "kernels", "sequences", "batch_size", "new_tokens", "options",
+           "round", "seconds", "tokens", "hardware", "versions")  # fmt: skip
 
 
 def ratio_of(seconds: Sequence[float], base: Sequence[float], level: float = LEVEL) -> Estimate:
@@ -144,51 +146,55 @@ def measure(plans: dict[str, Plan], rounds: int, logs: Path) -> dict[str, list[d
     return found
 
 
-def main(words: list[str]) -> None:
-    """Measure both arms and append to the CSV."""
-    out, engine, model = Path(words[0]), words[1], words[2]
-    given = [int(word) for word in words[3:7]]
-    sequences, batch, tokens, rounds = [*given, *(256, 128, 100, 5)[len(given) :]]
-    announce()
-    from experiments.tml2025.study import ENGINE_OPTIONS
-
+def plans_of(
+    engine: str, model: str, work: Sequence[int], options: dict[str, Any]
+) -> dict[str, Plan]:
+    """The plan of each arm; ``work``: sequences, batch size, new tokens."""
+    sequences, batch, tokens = work
     plans = {}
     for kernels in ARMS:
         setting = {
             "backend": {"name": engine, "python": os.environ.get(f"PYTHON_{engine.upper()}"),
-                        **ENGINE_OPTIONS[engine]},
+                        **ENGINE_OPTIONS[engine], **options},
             "model": {"name": "local", "path": model} if model else {},
             "task": {"name": "completions", "copies": sequences - sequences // 2,
                      "neighbours": sequences // 2},
+            # One shape for all waves, so that no wave compiles or captures anew.
+            "padding": "fixed" if engine == "hf" else "wave",
             "batch_size": batch, "max_new_tokens": tokens, "kernels": kernels,
         }  # fmt: skip
         plans[kernels] = plan_run(setting_from(setting))
+    return plans
+
+
+def main(words: list[str]) -> None:
+    """Measure both arms and append to the CSV."""
+    out, engine, model = Path(words[0]), words[1], words[2]
+    given = [int(word) for word in words[3:7]]
+    *work, rounds = [*given, *(256, 128, 100, 5)[len(given) :]]
+    options = words[7] if len(words) > 7 else "{}"
+    announce()
+    plans = plans_of(engine, model, work, json.loads(options))
     out.parent.mkdir(parents=True, exist_ok=True)
     found = measure(plans, rounds, out.parent)
+    name = Path(model).name or "SmolLM2-135M-Instruct"
+    where = ", ".join(gpu_names()) or f"{cpu_name()}, {os.cpu_count()} cores"
     rows = []
     for kernels, results in found.items():
-        plan = plans[kernels]
-        versions = {k: v for k, v in plan.resolved["versions"].items() if v}
-        fixed = [
-            engine,
-            Path(model).name or "SmolLM2-135M-Instruct",
-            kernels,
-            sequences,
-            batch,
-            tokens,
-        ]
-        where = ", ".join(gpu_names()) or f"{cpu_name()}, {os.cpu_count()} cores"
-        rows += [[*fixed, number, round(result["seconds"], 3), result["tokens"], where,
-                  json.dumps(versions)] for number, result in enumerate(results)]  # fmt: skip
+        versions = {k: v for k, v in plans[kernels].resolved["versions"].items() if v}
+        for number, result in enumerate(results):
+            told_of = [number, round(result["seconds"], 3), result["tokens"]]
+            rows.append(
+                [engine, name, kernels, *work, options, *told_of, where, json.dumps(versions)]
+            )
     new = not out.exists()
     with out.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([COLUMNS, *rows] if new else rows)
-    seconds = {name: [r["seconds"] for r in results] for name, results in found.items()}
-    if len({len(seconds.get(name, ())) for name in ARMS}) == 1:
+        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows] if new else rows)
+    seconds = {arm: [r["seconds"] for r in results] for arm, results in found.items()}
+    if len({len(seconds.get(kernels, ())) for kernels in ARMS}) == 1:
         ratio = ratio_of(seconds["invariant"], seconds["default"])
-        print(f"price: invariant / default {ratio.value:.2f} ({ratio.low:.2f} to "
-              f"{ratio.high:.2f}), n = {ratio.n} rounds", flush=True)  # fmt: skip
+        interval = f"({ratio.low:.2f} to {ratio.high:.2f}), n = {ratio.n} rounds"
+        print(f"price: invariant / default {ratio.value:.2f} {interval}", flush=True)
 
 
 if __name__ == "__main__":

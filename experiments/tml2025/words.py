@@ -1,0 +1,94 @@
+"""The page of one machine's completions and prices, every number from its CSVs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from experiments.markdown import percent, table, where
+from experiments.tml2025.price import ratio_of
+
+STUDIES = {
+    "alone": "waves of 1",
+    "sizes": "waves of random size, the same prompt",
+    "load": "waves of random size, random neighbours",
+    "sampled": "temperature 1: must be many",
+}
+POST = """Thinking Machines, "Defeating Nondeterminism in LLM Inference" (2025), reports 80
+different completions of 1000 (Qwen3-235B, 1000 tokens, the first 102 equal in all) and 1 with
+invariant kernels; and for 1000 sequences of 90 to 110 tokens of Qwen3-8B 26 s with vLLM's kernels,
+55 s with unoptimised invariant ones and 42 s with a better attention: ratios of 2.12 and 1.62.
+Other models and other machines than here."""
+
+
+def page(out: Path) -> str:
+    """README.md of a folder with completions.csv, machine.json and, where it was run, price.csv."""
+    completions = pd.read_csv(out / "completions.csv")
+    parts = ["# Completions of one prompt at temperature 0\n", where(out / "machine.json") + "\n"]
+    parts += ["Made by [experiments/tml2025](../../../../experiments/tml2025/README.md).\n"]
+    parts += [_completions(completions), _said(completions)]
+    parts += ["![completions still equal](figures/completions.png)\n"]
+    if (out / "price.csv").exists():
+        parts += ["## What invariance costs\n", _price(pd.read_csv(out / "price.csv"))]
+    parts += ["## Beside the post\n", POST + "\n"]
+    return "\n".join(parts)
+
+
+def _completions(completions: pd.DataFrame) -> str:
+    rows = []
+    for r in completions.itertuples():
+        what = STUDIES.get(str(r.study), str(r.study))
+        if r.batching == "continuous":
+            what = "all at once, the engine's scheduler"
+        share = percent(r.differing_low, r.differing_high)
+        alone = "" if pd.isna(r.as_alone) else int(r.as_alone)
+        rows.append([
+            f"{what}, up to {r.largest_wave}" if r.study != "alone" else what,
+            f"{r.backend}, {r.dtype}, {r.kernels}" + (f", repeat {r.repeat}" if r.repeat else ""),
+            r.completions, r.waves, f"**{r.unique}**", r.commonest, alone,
+            f"{r.same_tokens} of {r.tokens}", share,
+        ])  # fmt: skip
+    head = ["company", "setting", "completions", "waves", "different", "commonest", "as alone",
+            "first tokens equal in all", "not the commonest (95 %, n = waves)"]  # fmt: skip
+    return table(head, rows)
+
+
+def _said(completions: pd.DataFrame) -> str:
+    greedy = completions[completions["temperature"] == 0]
+    one = greedy[(greedy["kernels"] == "invariant") & (greedy["study"] != "alone")]
+    said = []
+    for r in one.itertuples():
+        seen = f"a share of waves below {100 * r.unseen_below:.0f} % that answer otherwise"
+        bound = "" if pd.isna(r.unseen_below) else (
+            f"; with {r.waves} waves, {seen} could have gone unseen (one-sided, 95 %)"
+        )  # fmt: skip
+        said.append(f"- {r.study}, invariant kernels: {r.unique} of {r.completions}{bound}.")
+    said.append(
+        '- "as alone": completions equal to the one that the same setting gives by itself. '
+        "How many are different is a count of this run, not an estimate."
+    )
+    return "\n".join(said) + "\n"
+
+
+def _price(price: pd.DataFrame) -> str:
+    rows = []
+    keys = ["engine", "model", "sequences", "batch_size", "new_tokens", "options"]
+    for key, part in price.groupby(keys, sort=False):
+        arms = {name: own.set_index("round")["seconds"] for name, own in part.groupby("kernels")}
+        if len(arms) < 2:
+            continue
+        default, ours = arms["default"].align(arms["invariant"], join="inner")
+        ratio = ratio_of(ours.tolist(), default.tolist())
+        interval = f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+        seconds = [f"{default.median():.2f}", f"{ours.median():.2f}"]
+        work = f"{key[2]} x {key[4]}, batch {key[3]}"
+        options = ", ".join(f"{name} {value}" for name, value in json.loads(key[5]).items())
+        engine = f"{key[0]}, {options}" if options else key[0]
+        rows.append([engine, key[1], work, *seconds, interval, ratio.n])
+    head = ["engine", "model", "sequences x tokens", "default s", "invariant s",
+            "ratio (95 %)", "rounds"]  # fmt: skip
+    return (
+        table(head, rows) + "\nMedians of seconds; the ratio is the geometric mean over rounds.\n"
+    )
