@@ -23,6 +23,8 @@ class Group:
 
     rank = 0
     size = 1
+    # How partial sums are added, in words; known once a model is cut.
+    reduction = ""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -53,7 +55,7 @@ class Group:
 
     def observed(self) -> dict[str, Any]:
         """What exchanges really run, for the record of a run."""
-        return {}
+        return {"reduction": self.reduction} if self.reduction else {}
 
     def close(self) -> None:
         """Leave the group; rank 0 ends the others."""
@@ -106,7 +108,9 @@ class Ranks(Group):
 
     def observed(self) -> dict[str, Any]:
         kind = torch.distributed.get_backend()
-        found: dict[str, Any] = {"ranks": self.size, "process_group": kind}
+        kinds = [device_of(self.device.type, rank, self.size) for rank in range(self.size)]
+        found = {**super().observed(), "ranks": self.size, "process_group": kind}
+        found["devices"] = [str(device) for device in kinds]
         if kind == "nccl":
             version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
             found["nccl"] = ".".join(str(part) for part in version)

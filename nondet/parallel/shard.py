@@ -21,6 +21,11 @@ from .tree import leaf_count
 # Layers that stay whole whatever their style says, and styles that leave a layer whole.
 WHOLE_LAYERS = ("lm_head", "embed_tokens")
 WHOLE_STYLES = ("replicated", "replicated_with_grad_allreduce")
+REDUCTIONS = {
+    "default": "all_reduce of the process group, in the model's type",
+    "invariant": "FP32 sums of {ranks} ranks, gathered and added in their order",
+    "tp_invariant": "FP32 sums of up to 8 leaves of K, a tree, gathered from {ranks} ranks",
+}
 
 
 def shard(model: nn.Module, group: Group, kernels: str) -> dict[str, int]:
@@ -47,6 +52,7 @@ def shard(model: nn.Module, group: Group, kernels: str) -> dict[str, int]:
         model.set_submodule(name, cut(module, group, kernels, keys))
         counts[style] += 1
     _deal_heads(model, group)
+    group.reduction = REDUCTIONS[kernels].format(ranks=group.size)
     return counts
 
 
