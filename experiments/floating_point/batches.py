@@ -25,9 +25,9 @@ def relative(row: Tensor, exact: Tensor) -> float:
 def measure(operation: Operation, dtype: str, kernels: str, batches: list[int],
             device: str) -> list[dict[str, Any]]:  # fmt: skip
     """One line a batch size. ``differing``: elements with other bits than alone; ``again``: how
-    many of ``calls`` calls of the same size gave other bits than the first; ``error`` and ``floor``:
-    distance from float64 of the result and of float64 rounded once to the dtype. A size that fails
-    has its reason instead."""
+    many of ``calls`` calls of the same size gave other bits than the first; ``error`` and
+    ``floor``: distance from float64 of the result and of float64 rounded once to the dtype. A size
+    that fails has its reason instead."""
     ours = kernels == "invariant"
     exact = operation.exact()
     floor = relative(exact.to(DTYPES[dtype]), exact)

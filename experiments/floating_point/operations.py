@@ -22,7 +22,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 @dataclass(frozen=True)
 class Sizes:
     """Shapes. product: (inner, outer) of each matrix; width: of a norm; heads and keys: of
-    attention; most: largest batch; most_attention: sequences or queries of attention at most."""
+    attention; most: largest batch; most_attention: sequences or queries of attention at most;
+    vocabulary: of a long sum."""
 
     products: tuple[tuple[int, int], ...]
     width: int
@@ -32,6 +33,7 @@ class Sizes:
     keys: int
     most: int
     most_attention: int
+    vocabulary: int
 
     @property
     def batches(self) -> list[int]:
@@ -39,9 +41,11 @@ class Sizes:
         return sorted({3, *(2**power for power in range(self.most.bit_length()))})
 
 
+# Rows of the long sum, whose numbers would otherwise fill the memory.
+LONG_ROWS = 256
 # Products of SmolLM2-135M on a CPU; of Qwen3-8B on a GPU.
-CPU = Sizes(((576, 1536), (1536, 576)), 576, 9, 3, 64, 256, 256, 32)
-GPU = Sizes(((4096, 4096), (12288, 4096)), 4096, 32, 8, 128, 1024, 2048, 32)
+CPU = Sizes(((576, 1536), (1536, 576)), 576, 9, 3, 64, 256, 256, 32, 49152)
+GPU = Sizes(((4096, 4096), (12288, 4096)), 4096, 32, 8, 128, 1024, 2048, 32, 151936)
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ def operations(sizes: Sizes, dtype: torch.dtype, device: str, seed: int = 0) -> 
     x, weight = normal(sizes.most, sizes.width), normal(sizes.width)
     found += [_rms_norm(x, weight, sizes), _rms_norm_written(x, weight, sizes)]
     found.append(_softmax(normal(sizes.most, 8 * sizes.width) * 4, sizes))
+    found.append(_sum(normal(min(sizes.most, LONG_ROWS), sizes.vocabulary)))
     q = normal(sizes.most_attention, sizes.heads, 1, sizes.head)
     k, v = (normal(sizes.most_attention, sizes.kv_heads, sizes.keys, sizes.head) for _ in range(2))
     found.append(_decode(q, k, v, sizes))
@@ -122,6 +127,17 @@ def _softmax(x: Tensor, sizes: Sizes) -> Operation:
         sizes.most,
         lambda size, invariant: torch.softmax(x[:size], -1)[0],
         lambda: torch.softmax(x[0].double(), -1),
+    )
+
+
+def _sum(x: Tensor) -> Operation:
+    return Operation(
+        "sum of a long row",
+        "over the last dimension, rows",
+        f"(M, {x.shape[1]})",
+        x.shape[0],
+        lambda size, invariant: x[:size].sum(-1)[:1],
+        lambda: x[0].double().sum()[None],
     )
 
 

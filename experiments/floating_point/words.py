@@ -58,7 +58,7 @@ def _head(machine: dict[str, object]) -> str:
     named = ", ".join(f"{name} {versions[name]}" for name in names)
     place = "" if gpu else f", {machine['threads']} thread, {machine['capability']}"
     return (
-        f"{named}{place}; one machine, every call twice. Made by "
+        f"{named}{place}. Made by "
         "[experiments/floating_point](../../../../experiments/floating_point/README.md); the "
         "numbers are in the CSVs beside this page.\n"
     )

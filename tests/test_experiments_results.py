@@ -1,0 +1,50 @@
+"""Committed pages of the experiments after the posts: their numbers are those of the runs."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from experiments.batch_size import causes
+from experiments.batch_size import words as batch_size
+from experiments.floating_point import words as floating_point
+from experiments.tml2025 import completions
+from experiments.tml2025 import words as tml2025
+from nondet.study import load_study
+
+MEASURED = Path(__file__).parents[1] / "results" / "measured"
+PAGES = {"batch_size": batch_size.page, "floating_point": floating_point.page,
+         "tml2025": tml2025.page}  # fmt: skip
+FOLDERS = [
+    folder for name in PAGES for folder in sorted(MEASURED.glob(f"*/{name}")) if folder.is_dir()
+]
+
+
+def named(folder: Path) -> str:
+    return f"{folder.parent.name}-{folder.name}"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=named)
+def test_the_page_is_made_from_its_tables(folder: Path) -> None:
+    assert (folder / "README.md").read_text() == PAGES[folder.name](folder)
+
+
+@pytest.mark.parametrize("folder", [f for f in FOLDERS if f.name == "batch_size"], ids=named)
+def test_causes_come_from_the_runs(folder: Path) -> None:
+    table = causes.tabulate(load_study([folder]).complete)
+    assert (folder / "causes.csv").read_text() == table.to_csv(index=False)
+    assert (folder / "answer.csv").read_text() == causes.answer(table).to_csv(index=False)
+
+
+@pytest.mark.parametrize("folder", [f for f in FOLDERS if f.name == "tml2025"], ids=named)
+def test_completions_come_from_the_runs(folder: Path) -> None:
+    kept = pd.read_csv(folder / "completions.csv")
+    names = list(dict.fromkeys(kept["study"]))
+    table, parts = completions.tabulate([folder / str(name) for name in names])
+    assert (folder / "completions.csv").read_text() == table.to_csv(index=False)
+    assert parts.to_csv(index=False) == (folder / "parts.csv").read_text()
+    again = pd.read_csv(StringIO(table.to_csv(index=False)))
+    assert (again["unique"] <= again["completions"]).all()
