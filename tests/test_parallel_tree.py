@@ -52,6 +52,15 @@ def test_ranks_add_as_one_does(dtype: torch.dtype, k: int) -> None:
     assert not same_bits(by_ranks(x.flip(1), weight.flip(1), 1), wanted)
 
 
+def test_one_rank_that_adds_in_another_order_is_seen() -> None:
+    x, weight = operands(torch.bfloat16)
+    wanted, half = by_ranks(x, weight, 2), K // 2
+    own = [leaf_products(x[:, i : i + half], weight[:, i : i + half], 4) for i in (0, half)]
+    assert same_bits(tree_sum(torch.stack([tree_sum(part) for part in own])), wanted)
+    own[1] = own[1][[0, 2, 1, 3]]
+    assert not same_bits(tree_sum(torch.stack([tree_sum(part) for part in own])), wanted)
+
+
 def test_rows_depend_on_nothing_but_themselves() -> None:
     x, weight = operands(torch.bfloat16)
     wanted = by_ranks(x, weight, 2)

@@ -28,15 +28,19 @@ REDUCTIONS = {
 }
 
 
-def shard(model: nn.Module, group: Group, kernels: str) -> dict[str, int]:
+def shard(model: Any, group: Group, kernels: str) -> dict[str, int]:
     """Replace every linear layer of the plan by this rank's part; returns how many of each kind.
 
     kernels: "default" (torch's products and all_reduce), "invariant" (one leaf a rank: rows do not
     depend on the batch) or "tp_invariant" (the fixed tree: nor on the number of ranks).
 
     Raises:
-        ValueError: the model has no plan, or one with styles that are not supported (experts).
+        ValueError: the model has no plan, one with styles that are not supported (experts), or
+            sizes that the ranks do not divide.
     """
+    heads, keys = model.config.num_attention_heads, _key_heads(model.config)
+    if heads % group.size or (keys % group.size and group.size % keys):
+        raise ValueError(f"{heads} heads with {keys} key heads cannot be dealt to {group.size}")
     plan: dict[str, str] = getattr(model, "tp_plan", None) or {}
     if not plan:
         raise ValueError(f"{type(model).__name__} names no tensor-parallel plan (tp_plan)")
@@ -47,9 +51,12 @@ def shard(model: nn.Module, group: Group, kernels: str) -> dict[str, int]:
             continue
         if style not in counts or not isinstance(module, nn.Linear):
             raise ValueError(f"{type(model).__name__}: cannot split {name} as {style}")
+        dealt = module.out_features if style == "colwise" else module.in_features
+        if dealt % group.size:
+            raise ValueError(f"{name}: {dealt} cannot be dealt to {group.size}")
         cut = _column if style == "colwise" else _row
-        keys = _key_heads(model.config) if name.endswith(("k_proj", "v_proj")) else None
-        model.set_submodule(name, cut(module, group, kernels, keys))
+        own = keys if name.endswith(("k_proj", "v_proj")) else None
+        model.set_submodule(name, cut(module, group, kernels, own))
         counts[style] += 1
     _deal_heads(model, group)
     group.reduction = REDUCTIONS[kernels].format(ranks=group.size)
@@ -95,9 +102,9 @@ def _key_heads(config: Any) -> int:
     return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
-def _deal_heads(model: nn.Module, group: Group) -> None:
+def _deal_heads(model: Any, group: Group) -> None:
     """Tell attention how many of this rank's queries share a key head."""
-    config: Any = model.config
+    config = model.config
     keys = max(_key_heads(config) // group.size, 1)
     shared = config.num_attention_heads // group.size // keys
     for module in model.modules():
