@@ -87,7 +87,7 @@ def test_the_mode_is_a_variable_set_before_the_process() -> None:
         ({"prefix_caching": 1}, {}, "backend.prefix_caching"),
         ({"fillers": 2}, {"batch_size": 4}, "backend.fillers"),
         ({"cache": "static"}, {}, "backend.cache"),
-        ({}, {"dtype": "layercast"}, "dtype"),
+        ({}, {"dtype": "fp64"}, "dtype"),
         ({}, {"attention": "eager"}, "attention"),
         ({}, {"padding": "fixed"}, "padding"),
     ],

@@ -243,12 +243,14 @@ def test_weights_stay_as_the_checkpoint_has_them(tmp_path: Path, stored: str) ->
 
 # VmHWM and not ru_maxrss, which a child takes over from the process that started it.
 LOAD = """
-import sys, torch
+import sys
+from nondet.backends.base import Request
 from nondet.backends.hf import HFBackend
 from nondet.settings import setting_from
-made = HFBackend(setting_from({"dtype": sys.argv[2], "threads": 1}), sys.argv[1])
+asked = {"dtype": sys.argv[2], "threads": 1, "max_new_tokens": 2}
+made = HFBackend(setting_from(asked), sys.argv[1])
 made.start()
-made.observed()
+made.generate([Request("0", (5, 6))])  # weights of a file are read when they are used
 print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")][0])
 """
 

@@ -49,7 +49,7 @@ class VLLMBackend(EngineBackend):
     def check(cls, setting: Setting) -> None:
         """Raise SettingError for what vLLM cannot do."""
         super().check(setting)
-        check_engine(setting)
+        check_engine(setting, (*DTYPES, "layercast"))
         options = read_options(setting, cls.table)
         graphs = options["cuda_graph"] not in (None, "none")
         if options["eager"] and (graphs or options["compile_level"]):
@@ -80,6 +80,8 @@ class VLLMBackend(EngineBackend):
             "VLLM_BATCH_INVARIANT": "1" if setting.kernels == "invariant" else "0",
             "HF_HUB_OFFLINE": "1",
         }
+        if setting.dtype == "layercast":
+            variables["NONDET_LAYERCAST"] = "bfloat16"
         if setting.threads is not None:
             variables["OMP_NUM_THREADS"] = str(setting.threads)
             variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
@@ -105,6 +107,11 @@ class VLLMBackend(EngineBackend):
         for key in arguments:
             if key not in known:
                 raise ValueError(f"this vLLM has no engine argument {key}")
+        if setting.dtype == "layercast":
+            from nondet.backends.vllm_layercast import check_processes, register
+
+            check_processes(setting.gpus)
+            register()
         self.llm = LLM(**arguments)
 
     def _answer(self, batch: Sequence[Request]) -> list[Response]:
@@ -135,7 +142,12 @@ class VLLMBackend(EngineBackend):
         """Read back from vLLM's resolved configuration and from the process of the kernels."""
         from nondet.backends.vllm_observed import observed
 
-        return {**observed(self.llm), **self._factors()}
+        found = {**observed(self.llm), **self._factors()}
+        if self.setting.dtype == "layercast":
+            from nondet.backends.vllm_layercast import state
+
+            found["layercast"] = self.llm.apply_model(state)[0]
+        return found
 
     def _stop(self) -> None:
         llm = self.__dict__.pop("llm", None)
@@ -149,10 +161,10 @@ class VLLMBackend(EngineBackend):
         cleanup_dist_env_and_memory()
 
 
-def check_engine(setting: Setting) -> None:
-    """Factors that belong to transformers and that no engine here has."""
-    if setting.dtype not in DTYPES:
-        raise SettingError("dtype", setting.dtype, "one of " + ", ".join(DTYPES))
+def check_engine(setting: Setting, dtypes: Sequence[str] = tuple(DTYPES)) -> None:
+    """Factors that belong to transformers and that no engine here has, and number formats."""
+    if setting.dtype not in dtypes:
+        raise SettingError("dtype", setting.dtype, "one of " + ", ".join(dtypes))
     refuse(setting, attention=("sdpa", "the factor here is backend.attention_backend"))
     if setting.model.name == "endpoint":
         raise SettingError(
@@ -166,7 +178,8 @@ def engine_arguments(
     """Keyword arguments of vLLM's engine for a setting; what is not asked for stays default."""
     arguments: dict[str, Any] = {
         "model": model_path,
-        "dtype": DTYPES[setting.dtype],
+        # vllm_layercast keeps the weights of a float32 model in 16 bits.
+        "dtype": DTYPES.get(setting.dtype, "float32"),
         "seed": setting.seed,
         "tensor_parallel_size": setting.gpus,
         "max_num_seqs": options["max_seqs"] or setting.batch_size + options["fillers"],

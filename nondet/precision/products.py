@@ -7,6 +7,7 @@ plain   torch's FP32 product with a block of the weights cast at a time; any dev
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 
 import torch
@@ -17,6 +18,7 @@ BLOCK_ELEMENTS = 1 << 23
 """Weights cast at a time: 32 MiB in FP32. The blocks follow from the weight's shape alone."""
 
 
+@functools.cache
 def choose_product(asked: str, device: torch.device) -> str:
     """``fused`` or ``plain`` for a model on ``device``; ``asked`` may also be auto.
 
