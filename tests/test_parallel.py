@@ -61,8 +61,10 @@ def answer(folder: Path, gpus: int, kernels: str, **changes: Any) -> list[Respon
     try:
         backend.start()
         if gpus > 1:
-            assert backend.observed()["process_group"] == "gloo"
-            assert backend.observed()["ranks"] == gpus
+            seen = backend.observed()
+            assert seen["process_group"] == ("nccl" if "cuda" in seen["device"] else "gloo")
+            assert (seen["ranks"], len(seen["devices"])) == (gpus, gpus)
+            assert ("tree" in seen["reduction"]) == (kernels == "tp_invariant")
         return backend.generate(requests())
     finally:
         backend.close()
@@ -80,13 +82,20 @@ def differ(a: list[Response], b: list[Response]) -> tuple[int, int]:
     return tokens, bits
 
 
-def test_two_ranks_answer_as_one_with_the_tree_alone(sharp: Path) -> None:
-    one, two = (answer(sharp, gpus, "default") for gpus in (1, 2))
+TWO_GPUS = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs"),
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
+def test_two_ranks_answer_as_one_with_the_tree_alone(sharp: Path, device: str) -> None:
+    one, two = (answer(sharp, gpus, "default", device=device) for gpus in (1, 2))
     tokens, bits = differ(one, two)
     assert bits == ITEMS
     assert tokens > 0
-    wanted = answer(sharp, 1, "tp_invariant")
-    assert differ(wanted, answer(sharp, 2, "tp_invariant")) == (0, 0)
+    wanted = answer(sharp, 1, "tp_invariant", device=device)
+    assert differ(wanted, answer(sharp, 2, "tp_invariant", device=device)) == (0, 0)
     assert differ(wanted, one)[1] > 0
 
 
