@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,9 @@ def test_hydra_makes_the_same_settings(scale: str) -> None:
     """One multirun of every arm expands to exactly the arm's cells."""
     with initialize_config_dir(str(data_folder("configs")), version_base="1.3"):
         for _, members, words in first_studies(scale):
-            config = compose("config", words, return_hydra_config=True)
+            # Only a multirun's command line may list values.
+            single = [word for word in words if "," not in word]
+            config = compose("config", single, return_hydra_config=True)
             config.hydra.overrides.task = list(words)
             jobs = job_overrides(config)
             assert len(jobs) == len(members)
@@ -150,6 +153,14 @@ def test_mistakes_are_one_line_and_start_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_overrides_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "mini", "--dry-run", "threads=1", "--minutes", "5"]) == 0
+    assert "33" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "mini", "--dry-run", "--threads"])
+    assert "unrecognized arguments: --threads" in capsys.readouterr().err
+
+
 def test_the_estimate_follows_its_assumptions() -> None:
     def one(**wanted_values: object) -> estimate.Cost:
         known = {"model": "Qwen2.5-7B-Instruct", "task": "math500", "hardware": "A100"}
@@ -177,7 +188,10 @@ def test_the_estimate_follows_its_assumptions() -> None:
 def test_what_is_missing_is_named() -> None:
     said = missing.summary(FULL)
     assert said["the model Qwen/Qwen3-32B (not in the Hub cache)"] == 21
-    assert said["gpus=2: must be 1 with backend=hf"] == 45
+    # What a backend refuses is said in its own words.
+    cell = next(c for c in load_scale("mini").cells if c.arm == "greedy")
+    refused = replace(cell, fixed=(*cell.fixed, "attention=none_such"))
+    assert missing.missing(refused, load_scale("mini"))[0].startswith("attention=none_such: must")
     # Through a launcher, this machine's GPUs do not matter.
     launched = missing.summary(FULL, launcher=True)
     assert not any("here:" in reason for reason in launched)

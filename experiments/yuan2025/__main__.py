@@ -26,7 +26,12 @@ from nondet.settings import SettingError, one_line
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given, rest = parser.parse_known_args(arguments)
+    given.words = rest
+    wrong = [word for word in rest if word.startswith("--") or "=" not in word]
+    if wrong or (rest and given.action == "report"):
+        parser.error(f"unrecognized arguments: {' '.join(wrong or rest)}")
     try:
         if given.action == "report":
             return _report(load_scale(given.scale), given.folder, given.out)
@@ -54,7 +59,6 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--outputs", type=Path, default=Path("outputs"))
     run.add_argument("--minutes", type=float, default=math.inf, help="begin no run after that")
     run.add_argument("--yes", action="store_true", help="do not ask before a launched run")
-    run.add_argument("words", nargs="*", metavar="KEY=VALUE")
     report = actions.add_parser("report", help="the report again")
     report.add_argument("scale")
     report.add_argument("folder", type=Path)

@@ -71,7 +71,7 @@ class Cell:
         if factor in self.values:
             return self.values[factor]
         if factor in given:
-            return yaml.safe_load(given[factor])
+            return _scalar(given[factor])
         return sweep_file(self.sweep)[0].get(factor, default)
 
     @property
@@ -81,10 +81,14 @@ class Cell:
 
     def setting(self) -> Setting:
         """The setting, without Hydra. Raises SettingError."""
+        return self._setting
+
+    @cached_property
+    def _setting(self) -> Setting:
         values = dict(sweep_file(self.sweep)[0])
         for word in (*self.fixed, *(f"{key}={value}" for key, value in self.axes)):
             key, _, text = word.lstrip("+").partition("=")
-            _put(values, key, yaml.safe_load(text))
+            _put(values, key, _scalar(text))
         return setting_from(values)
 
 
@@ -187,27 +191,34 @@ def sweep_file(name: str) -> tuple[dict[str, Any], dict[str, list[Any]]]:
             if key == "override /backend":
                 name = str(value)
     given_backend = values.get("backend", {})
-    values["backend"] = {"name": name, **_backend_file(name), **given_backend}
+    values["backend"] = {"name": name, **_group_file("backend", name), **given_backend}
     params = given["hydra"]["sweeper"]["params"]
     return values, {key: _listed(value) for key, value in params.items()}
 
 
 @cache
-def _backend_file(name: str) -> dict[str, Any]:
-    """What a file of configs/backend sets; options left at null take the engine's default."""
-    given = yaml.safe_load((data_folder("configs") / "backend" / f"{name}.yaml").read_text())
+def _group_file(group: str, name: str) -> dict[str, Any]:
+    """What a file of a config group sets; options left at null take their default."""
+    path = data_folder("configs") / group / f"{name}.yaml"
+    given = yaml.safe_load(path.read_text()) if path.is_file() else {}
     return {key: value for key, value in given.items() if value is not None and key != "name"}
 
 
 def _listed(value: Any) -> list[Any]:
     """The values of a sweep: ``8,16,32`` or a single one."""
-    return [yaml.safe_load(part) for part in str(value).split(",")]
+    return [_scalar(part) for part in str(value).split(",")]
+
+
+@cache
+def _scalar(text: str) -> Any:
+    """A word as YAML reads it. Kept: a full scale asks ten thousand times, and YAML is slow."""
+    return yaml.safe_load(text)
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:
     group, _, rest = key.partition(".")
     if not rest and key in ("model", "task", "backend"):
-        values[key] = {"name": value}
+        values[key] = {"name": value, **_group_file(key, str(value))}
     elif rest:
         values[group] = {**values.get(group, {}), rest: value}
     else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from experiments.yuan2025.matrix import ANY, Cell, Scale
-from nondet.backends.base import backend_class, known_path
+from nondet.backends.base import Backend, backend_class, known_path
 from nondet.environment import gpu_names
 from nondet.settings import Setting, SettingError
 
@@ -20,7 +21,7 @@ def missing(cell: Cell, scale: Scale, launcher: bool = False) -> list[str]:
     found = []
     try:
         setting = cell.setting()
-        backend_class(setting.backend.name).check(setting)
+        _backend(setting.backend.name).check(setting)
     except SettingError as error:
         return [str(error)]
     if not launcher:
@@ -28,6 +29,12 @@ def missing(cell: Cell, scale: Scale, launcher: bool = False) -> list[str]:
     found += _model(setting, scale.models[cell.model])
     found += _data(scale.tasks[cell.task], setting)
     return found
+
+
+@cache
+def _backend(name: str) -> type[Backend]:
+    """Kept: looking through all entry points takes longer than everything else here."""
+    return backend_class(name)
 
 
 def _engine(setting: Setting) -> list[str]:
@@ -49,7 +56,7 @@ def _gpus(cell: Cell, setting: Setting) -> list[str]:
     return [f"{setting.gpus} x {cell.hardware}, here: {', '.join(here) or 'no GPU'}"]
 
 
-def _model(setting: Setting, facts: dict[str, Any] | Any) -> list[str]:
+def _model(setting: Setting, facts: Mapping[str, Any]) -> list[str]:
     path = setting.model.path
     if setting.model.name != "hub" or path is None or Path(path).is_dir():
         return []
@@ -59,7 +66,7 @@ def _model(setting: Setting, facts: dict[str, Any] | Any) -> list[str]:
     return [f"the model {path} (not in the Hub cache{gated})"]
 
 
-def _data(facts: dict[str, Any] | Any, setting: Setting) -> list[str]:
+def _data(facts: Mapping[str, Any], setting: Setting) -> list[str]:
     hub = facts.get("hub")
     if not hub or setting.task.path or _cached(hub, "dataset"):
         return []
