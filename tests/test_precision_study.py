@@ -18,7 +18,12 @@ def test_every_setting_can_run_and_each_arm_has_all_batch_sizes() -> None:
         for setting in found:
             HFBackend.check(setting)
         assert len({repr(setting) for setting in found}) == len(found)
-        first = [setting for setting in found if not setting.repeat]
+        first = [s for s in found if not s.repeat]
+        if graph:
+            eager = [s for s in first if not s.backend.options.get("cuda_graph")]
+            assert {s.kernels for s in eager} == {"default", "invariant"}
+            first = [s for s in first if s not in eager]
+            found = [s for s in found if s not in eager]
         assert len(first) == len(ARMS) * len(BATCHES)
         assert {setting.batch_size for setting in first} == set(BATCHES)
         assert len(found) - len(first) == 4
@@ -59,6 +64,11 @@ def test_the_table_counts_items_that_part_anywhere() -> None:
     assert (bf16.batch_sizes, bf16.as_fp32) == ("1 8 32", 2)
     assert (fp32.diverged, fp32.bits) == (0, 2)
     assert fp32.high > 50  # two items say little
+    for run_ in runs:
+        run_.factors["cuda_graph"] = True
+    runs.append(run("fp32", 8, later))
+    graphs = table(runs).set_index("compared").loc["without graphs"]
+    assert (graphs.diverged, graphs.batch_sizes) == (1, "8 8")
     repeat = rows.loc[("repeat", "fp32")]
     assert (repeat.diverged, repeat.bits, repeat.batch_sizes) == (0, 0, "8 8")
 

@@ -4,9 +4,10 @@
 
 transformers, greedy, the built-in task, batch sizes 1, 8, 32 and 64; bf16, fp16, layercast and FP32
 with torch's and with the invariant kernels; then bf16 with one part in FP32, layercast with a
-bf16 cache, and repeats of one setting. GRAPH (0 or 1): a static cache with decode steps as CUDA
-graphs in every run, so that small batches do not wait for the host. A killed study is resumed by
-the same command; ``python -m experiments.precision.table OUT/study`` makes the table.
+bf16 cache, and repeats of single settings. GRAPH (0 or 1): a static cache with decode steps as CUDA
+graphs in every run, so that small batches do not wait for the host, and single settings once
+without graphs; if a capture fails, all run without. A killed study is resumed by the same command;
+``python -m experiments.precision.table OUT/study`` makes the table.
 """
 
 from __future__ import annotations
@@ -46,8 +47,20 @@ def settings(model: str, items: int = 64, tokens: int = 128, graph: bool = False
         for arm in ARMS:
             backend = {"name": "hf", **replayed, **arm.get("backend", {})}
             found.append(setting_from({**base, **arm, "backend": backend, "batch_size": batch}))
-    controls = [s for s in found if s.batch_size == max(BATCHES) and s.backend == found[0].backend]
-    return found + [replace(s, repeat=1) for s in controls if s.dtype in ("bf16", "layercast")]
+    last = [s for s in found if s.batch_size == max(BATCHES) and s.backend == found[0].backend]
+    twins = [s for s in last if s.dtype in ("bf16", "layercast")]
+    found += [replace(s, repeat=1) for s in twins]
+    if graph:
+        eager = replace(twins[0].backend, options={"cache": "static"})
+        found += [replace(s, backend=eager) for s in twins]
+    return found
+
+
+def graphs_work(model: str, out: Path) -> bool:
+    """Whether decode steps can be captured here: two short runs, with either kind of kernels."""
+    short = [s for s in settings(model, 4, 8, graph=True) if s.batch_size == max(BATCHES)]
+    chosen = [s for s in short if s.backend == short[0].backend and s.dtype == "layercast"]
+    return run_all(chosen, out / "probe", "probe", len(chosen)) == 0
 
 
 def main(words: list[str]) -> int:
@@ -56,7 +69,8 @@ def main(words: list[str]) -> int:
     items, tokens, together, graph = (
         int(w) for w in (words[2:] + ["64", "128", "12", "0"][len(words[2:]) :])
     )
-    chosen = settings(model, items, tokens, bool(graph))
+    graphed = bool(graph) and graphs_work(model, out)
+    chosen = settings(model, items, tokens, graphed)
     failed = run_all(chosen, out / "study", "precision", together)
     print(f"precision: {len(chosen)} settings, {failed} failed", flush=True)
     return int(failed > 0)

@@ -6,7 +6,8 @@ Writes STUDY_FOLDER/table.csv. One row an arm: all runs that agree in everything
 ``diverged``: items whose answers are not all the same, of ``items``, as per cent with Wilson's 95 %
 interval; ``median_index``: median first differing token of those, from 0; ``bits``: items where a
 token or the log-probability of an emitted token differs; ``as_fp32``: items whose answer at the
-smallest batch is that of FP32 with the same kernels. Rows ``repeat``: a setting against itself.
+smallest batch is that of FP32 with the same kernels. Rows ``repeat``: a setting against itself;
+``without graphs``: against the same with its decode steps started one kernel at a time.
 """
 
 from __future__ import annotations
@@ -81,8 +82,9 @@ def row(kind: str, runs: Sequence[Run], fp32: Run | None) -> dict[str, Any]:
 def table(runs: Sequence[Run]) -> pd.DataFrame:
     """All arms with two batch sizes or more, then the repeats."""
     arms: dict[tuple[Any, ...], list[Run]] = {}
+    graphed = any(run.factors.get("cuda_graph") for run in runs)
     for run in sorted(runs, key=lambda run: int(run.factors["batch_size"])):
-        if run.repeat == 0:
+        if run.repeat == 0 and bool(run.factors.get("cuda_graph")) == graphed:
             arms.setdefault(arm(run), []).append(run)
     rows = []
     for key, own in arms.items():
@@ -90,8 +92,11 @@ def table(runs: Sequence[Run]) -> pd.DataFrame:
         if len(own) > 1:
             rows.append(row("batch sizes", own, full[0] if full else None))
     for run in runs:
-        twins = [r for r in arms.get(arm(run), []) if r.factors == run.factors and run.repeat]
-        rows += [row("repeat", [twin, run], None) for twin in twins]
+        for twin in arms.get(arm(run), []):
+            if run.repeat and twin.factors == run.factors:
+                rows.append(row("repeat", [twin, run], None))
+            elif {**run.factors, "cuda_graph": True} == twin.factors != run.factors:
+                rows.append(row("without graphs", [twin, run], None))
     return pd.DataFrame(rows)
 
 
