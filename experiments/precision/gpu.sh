@@ -1,13 +1,13 @@
 #!/bin/sh
 # Everything about number formats that needs a GPU. Usage: gpu.sh OUT MODEL_FOLDER [PARTS]
 # PARTS: words of kernel, alone (speed, memory, logits: nothing else may run on the GPU) and study.
-out=$1 model=$2
+out=$(realpath -m "$1") model=$(realpath -m "$2")
 shift 2
 parts=${*:-kernel alone study}
 cd "$(dirname "$0")/../.." || exit 1
 export PYTHONPATH=.:kernels PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 python=${PYTHON:-python3}
-work=${WORK:-/tmp/nondet-precision}
+work=$(realpath -m "${WORK:-/tmp/nondet-precision}")
 mkdir -p "$out" "$work"
 began=$(date +%s)
 part() { # NAME SECONDS COMMAND...: with its own log; a part that hangs is ended
@@ -20,7 +20,7 @@ part() { # NAME SECONDS COMMAND...: with its own log; a part that hangs is ended
 for one in $parts; do
   case $one in
   kernel)
-    part check_mixed 120 "$python" kernels/bench/check_mixed.py "$out/kernels_mixed_bits.csv"
+    part check_mixed 120 "$python" kernels/bench/check_mixed.py "$out/kernels_mixed_bits.csv" 80
     part bench_mixed 150 "$python" kernels/bench/bench_mixed.py "$out" ${TUNE:---tune}
     if [ -s "$out/kernels_mixed_plans.csv" ]; then # the next part runs with the plans found
       "$python" kernels/bench/mixed_table.py "$out/kernels_mixed_plans.csv" "$out/mixed_hopper.json" &&

@@ -13,17 +13,19 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import timing
 import torch
 from nondet_kernels.mixed import MixedPlan, mixed_linear, mixed_plan, mixed_slices
+from nondet_kernels.support import cdiv
 
 SHAPES = [(256, 1536), (1536, 1536), (8960, 1536), (1536, 8960), (151936, 1536), (1024, 4096),
           (4096, 4096), (14336, 4096), (4096, 14336)]  # fmt: skip
 """Layers of Qwen2.5-1.5B and Llama-3.1-8B as transformers keeps them."""
+PROCESSORS = 132  # of the H200
 ROWS = [1, 8, 16, 32, 64, 128, 512, 2048]
 PLANS: dict[int, list[tuple[int, int, int, int, bool, int]]] = {
     16: [(16, 64, 4, 3, True, 1), (16, 64, 4, 5, True, 1), (16, 64, 4, 2, True, 2),
@@ -44,23 +46,40 @@ def plans(m: int) -> list[MixedPlan]:
     return [MixedPlan(*p) for p in next(found for most, found in PLANS.items() if m <= most)]
 
 
-def compile_some(work: list[tuple[MixedPlan, torch.dtype, int, int]]) -> None:
+Job = tuple[MixedPlan | None, torch.dtype, int, int, int, bool]
+"""Plan (None: that of the table), type of the weights, M, N, K, bias: one kernel to compile."""
+
+
+def compile_some(work: list[Job]) -> None:
     """Fill Triton's cache on disk; a plan that does not fit is left out here as well."""
-    for how, kind, m, n in work:
+    for how, kind, m, n, k, bias in work:
+        x = torch.zeros((m, k), device="cuda")
+        w = torch.zeros((n, k), device="cuda", dtype=kind)
         try:
-            mixed_linear(*(torch.zeros(s, device="cuda", dtype=d) for s, d in
-                           (((m, 1536), torch.float32), ((n, 1536), kind))), how=how)  # fmt: skip
+            mixed_linear(x, w, w[:, 0].contiguous() if bias else None, how=how)
         except Exception as error:
-            print("cannot", tuple(how), type(error).__name__, str(error)[:120], flush=True)
+            print("cannot", tuple(how or ()), type(error).__name__, str(error)[:120], flush=True)
 
 
-def jobs(tune: bool) -> list[tuple[MixedPlan, torch.dtype, int, int]]:
-    """One size for each kernel that the run will need."""
-    found = {(mixed_plan(m, n, k), kind): (m, n) for m in ROWS for n, k in SHAPES
-             for kind in (torch.bfloat16, torch.float16)}  # fmt: skip
+def distinct(jobs: Iterable[Job]) -> list[Job]:
+    """One job for each kernel that the jobs need."""
+    found: dict[Any, Job] = {}
+    for how, kind, m, n, k, bias in jobs:
+        own, count = how or mixed_plan(m, n, k), mixed_slices(n, k)[0]
+        tiles = cdiv(m, own.bm) * cdiv(n, own.bn)
+        key = (own, kind, count, count > 1 and tiles < PROCESSORS, k % 128 == 0, bias)
+        found.setdefault(key, (own, kind, m, n, k, bias))
+    return list(found.values())
+
+
+def jobs(tune: bool) -> list[Job]:
+    """The kernels that the run will need."""
+    half, single = torch.float16, torch.bfloat16
+    sizes = [(m, n, k) for m in ROWS for n, k in SHAPES]
+    found: list[Job] = [(None, kind, *size, False) for size in sizes for kind in (single, half)]
     if tune:
-        found |= {(how, torch.bfloat16): (m, 1536) for m in ROWS for how in plans(m)}
-    return [(how, kind, *size) for (how, kind), size in found.items()]
+        found += [(how, single, *size, False) for size in sizes for how in plans(size[0])]
+    return distinct(found)
 
 
 def us(calls: list[Callable[[], Any]], m: int) -> float | None:
