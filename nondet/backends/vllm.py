@@ -149,6 +149,16 @@ class VLLMBackend(EngineBackend):
             found["layercast"] = self.llm.apply_model(state)[0]
         return found
 
+    def memory_mb(self) -> dict[str, float | None]:
+        """Weights over all ranks; on a CPU vLLM repacks them out of sight."""
+        from vllm.platforms import current_platform
+
+        from nondet.precision.memory import weight_bytes
+
+        if current_platform.is_cpu():
+            return {}
+        return {"weights_mb": sum(self.llm.apply_model(weight_bytes)) / 1e6}
+
     def _stop(self) -> None:
         llm = self.__dict__.pop("llm", None)
         if llm is None:
