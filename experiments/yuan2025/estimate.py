@@ -64,7 +64,7 @@ def step_seconds(cell: Cell, setting: Setting, model: Mapping[str, Any]) -> floa
 
 def _measured(cell: Cell, setting: Setting) -> float | None:
     """Measured tokens/s, from the first row that fits."""
-    here = {"model": cell.model, "hardware": cell.hardware, "dtype": setting.dtype}
+    here: dict[str, Any] = {"model": cell.model, "hardware": cell.hardware, "dtype": setting.dtype}
     here |= {"gpus": setting.gpus, "batch_size": setting.batch_size}
     for row in assumptions()["measured"]:
         if all(row[key] == value for key, value in here.items() if key in row):

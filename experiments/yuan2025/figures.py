@@ -51,7 +51,8 @@ def make(name: str, tables: Tables) -> Panel:
     spec = specs("figures")[name]
     if "draw" not in spec:
         return Panel(name, spec["title"], "", pd.DataFrame(), words=spec["words"])
-    return DRAWERS[spec["draw"]](name, spec, tables)
+    panel: Panel = DRAWERS[spec["draw"]](name, spec, tables)
+    return panel
 
 
 def _members(spec: Spec, tables: Tables) -> list[tuple[Workload, list[int]]]:
@@ -240,8 +241,8 @@ def _fork(
             rows.append({**head, "probability": chance})
     table = pd.DataFrame(rows)
     item = workload.loaded.outcomes[0].keys[row]
-    head = {"task": workload.name, "item": item, "position": position}
-    for place, (key, value) in enumerate(head.items()):
+    same: dict[str, Any] = {"task": workload.name, "item": item, "position": position}
+    for place, (key, value) in enumerate(same.items()):
         table.insert(place, key, value)
     note = (
         f"Item {item} of {workload.name}, token {position} (from 0): one example, no estimate. "

@@ -216,16 +216,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
         named = [
             f"{word} in {counts[word]}" for word in (HOLDS, REVERSED, OPEN, SAME) if word in counts
         ]
-        largest = part.loc[part["difference"].abs().idxmax()] if len(part) else None
-        words = f"{claim}: {', '.join(named)} of {len(part)} comparisons"
-        if largest is not None:
-            unit = "points" if largest["metric"] == "div_percent" else "x 1e-4"
-            words += (
-                f"; the largest difference is {largest['difference']:.3g} {unit} "
-                f"({largest['low']:.3g} to {largest['high']:.3g}, {largest['items']} items of "
-                f"{largest['task']}"
-            )
-            words += f", {largest['dtype']})" if largest["dtype"] else ")"
+        words = f"{claim}: {', '.join(named)} of {len(part)} comparisons{_largest(part)}"
         if claim == "layercast is like fp32":
             bound = 100 * largest_unseen(int(part["items"].min()))
             words = words.replace(HOLDS, "FP32 parts more").replace(
@@ -238,6 +229,20 @@ def sentences(table: pd.DataFrame) -> list[str]:
     if not found:
         return ["No pair of settings finished on both sides: the ordering cannot be judged."]
     return found
+
+
+def _largest(part: pd.DataFrame) -> str:
+    """The largest difference of a claim, with its interval; empty where none is known."""
+    known = part[part["difference"].notna()]
+    if known.empty:
+        return ""
+    row = known.iloc[int(known["difference"].abs().to_numpy().argmax())]
+    unit = "points" if row["metric"] == "div_percent" else "x 1e-4"
+    where = f"{row['task']}, {row['dtype']}" if row["dtype"] else str(row["task"])
+    return (
+        f"; the largest difference is {row['difference']:.3g} {unit} "
+        f"({row['low']:.3g} to {row['high']:.3g}, {row['items']} items of {where})"
+    )
 
 
 def verdict(table: pd.DataFrame) -> str:

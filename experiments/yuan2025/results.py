@@ -76,7 +76,7 @@ def load_elsewhere(folder: Path) -> dict[str, str]:
     return {str(key): str(value) for key, value in found.items()}
 
 
-def from_studies(scale: Scale, folders: Mapping[tuple[str, ...], Path]) -> dict[str, Any]:
+def from_studies(scale: Scale, folders: Mapping[tuple[str, str, str, str], Path]) -> dict[str, Any]:
     """What became of the cells that a launcher ran; ``folders``: by ``Cell.study``.
 
     A run is a cell's when every swept factor agrees, and the GPU type where one is asked for. Of

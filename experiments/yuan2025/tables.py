@@ -162,7 +162,7 @@ class Tables:
         for (model, task, dtype), part in printed.groupby(["model", "task", "dtype"], sort=False):
             scale = {"percent": 1.0, "share": 100.0}[part["unit"].iloc[0]]
             value = {"published": scale * float(part["printed_std"].iloc[0])}
-            head = {"model": model, "task": task, "dtype": dtype}
+            head: Row = {"model": model, "task": task, "dtype": dtype}
             self._join(rows, {**head, "setting": f"std over {len(part)} settings"}, value)
         return rows
 
