@@ -103,14 +103,11 @@ def test_two_ranks_answer_as_one_with_the_tree_alone(sharp: Path, device: str) -
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_four_ranks_and_two_key_heads(sharp: Path, dtype: str) -> None:
     # Four ranks share two key heads: each is kept by two of them.
-    found = {n: answer(sharp, n, "tp_invariant", dtype=dtype) for n in (1, 2, 4)}
-    assert differ(found[1], found[2]) == (0, 0)
-    assert differ(found[1], found[4]) == (0, 0)
-    default = {n: answer(sharp, n, "default", dtype=dtype) for n in (1, 4)}
-    assert differ(default[1], default[4])[1] == ITEMS
-    # One leaf a rank: rows do not depend on the batch, but on the number of ranks they do.
-    batch = {n: answer(sharp, n, "invariant", dtype=dtype) for n in (1, 4)}
-    assert differ(batch[1], batch[4])[1] > 0
+    one, four = (answer(sharp, gpus, "tp_invariant", dtype=dtype) for gpus in (1, 4))
+    assert differ(one, four) == (0, 0)
+    if dtype == "bf16":
+        one, four = (answer(sharp, gpus, "default") for gpus in (1, 4))
+        assert differ(one, four)[1] == ITEMS
 
 
 class Apart(Group):

@@ -61,6 +61,21 @@ def test_one_rank_that_adds_in_another_order_is_seen() -> None:
     assert not same_bits(tree_sum(torch.stack([tree_sum(part) for part in own])), wanted)
 
 
+def test_one_leaf_a_rank_depends_on_the_ranks() -> None:
+    """kernels=invariant: FP32 sums of every rank, added in their order."""
+    x, weight = operands(torch.bfloat16)
+    found = []
+    for ranks in (1, 4, 8):
+        part = K // ranks
+        own = [
+            leaf_products(x[:, i : i + part], weight[:, i : i + part], 1)[0]
+            for i in range(0, K, part)
+        ]
+        found.append(tree_sum(torch.stack(own)))
+    assert not same_bits(found[0], found[1])
+    assert not same_bits(found[1], found[2])
+
+
 def test_rows_depend_on_nothing_but_themselves() -> None:
     x, weight = operands(torch.bfloat16)
     wanted = by_ranks(x, weight, 2)
