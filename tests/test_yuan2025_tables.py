@@ -145,6 +145,9 @@ def test_the_ordering_is_read_from_the_runs(tmp_path: Path) -> None:
     assert (same["says"] == ordering.SAME).all()
     assert (same["high"] > 0).all()
     words = ordering.sentences(straight)
+    # One GPU: what is not compared is said, and no verdict rests on the rest.
+    assert words[-1].endswith("on a side: smaller batches vary more, more GPUs vary more.")
+    assert ordering.verdict(straight) == "NOT DECIDED"
     assert words[2].startswith("BF16 parts more than FP32: holds in 2 of 2 comparisons")
 
 

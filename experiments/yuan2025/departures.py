@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from nondet.report.context import software
 from nondet.runs import Run
 
 NONE = "none in this engine"
@@ -52,6 +53,8 @@ def _values(runs: Sequence[Run], keys: Sequence[str], wide: bool) -> list[str]:
         if (run.factors.get("dtype") in WIDE) == wide:
             observed = run.record.get("observed") or {}
             known = [observed[key] for key in keys if observed.get(key) is not None]
+            if not known and "engine" in keys:
+                known = [software([run])]
             found[_text(known[0]) if known else NONE] = None
     return list(found)
 
