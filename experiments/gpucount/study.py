@@ -8,8 +8,9 @@ For machines without Hydra. Every run is a process of its own, planned, stored a
 ``nondet.run`` does it: first the runs on one GPU, ``singles`` at a time, dealt out over the GPUs;
 then those on several, ``pairs`` at a time. Bits do not depend on what else runs; times do, so
 tokens/s mean something with singles=1 pairs=1 alone. Two pairs at a time wait for each other at
-every exchange: on two H200s a step of transformers then took 0.6 s. No run starts after ``seconds``. PYTHON_VLLM
-and PYTHON_SGLANG name interpreters, PYTHONPATH_VLLM and PYTHONPATH_SGLANG folders of packages.
+every exchange: on two H200s a step of transformers then took 0.6 s. No run starts after
+``seconds``. PYTHON_VLLM and PYTHON_SGLANG name interpreters, PYTHONPATH_VLLM and
+PYTHONPATH_SGLANG folders of packages.
 """
 
 from __future__ import annotations
