@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nondet.invariant import default_kernels, invariant, invariant_kernels, registered_groups
 from nondet.invariant.bits import same_bits
+from nondet.invariant.operations import BaseOperations
 
 pytestmark = [
     pytest.mark.gpu,
@@ -107,6 +108,29 @@ def test_a_cuda_graph_replays_the_same_bits() -> None:
         assert same_bits(got, wanted)
         alone = gpu.model(ids[:1], attention_mask=mask[:1], use_cache=False).logits
         assert same_bits(got[:1], alone)
+
+
+def test_modules_take_the_product_that_the_operation_takes() -> None:
+    gpu = OnGpu(torch.bfloat16)
+    ids = torch.randint(3, 300, (3, 17)).cuda()
+    with invariant_kernels(gpu.model), torch.inference_mode():
+        short = gpu.model(ids, use_cache=False).logits
+        again = gpu.model(ids, use_cache=False).logits  # remembered launches
+        with BaseOperations():
+            long = gpu.model(ids, use_cache=False).logits
+        assert same_bits(short, again)
+        assert same_bits(short, long)
+        assert same_bits(short[1:2], gpu.model(ids[1:2], use_cache=False).logits)
+
+
+def test_compiled_products() -> None:
+    x, w = torch.randn(33, 512).bfloat16().cuda(), torch.randn(300, 512).bfloat16().cuda()
+    bias = torch.randn(300).bfloat16().cuda()
+    with invariant(device="cuda"), torch.inference_mode():
+        eager = torch.nn.functional.linear(x, w, bias)
+        compiled = torch.compile(lambda a: torch.nn.functional.linear(a, w, bias), dynamic=False)
+        for rows in (1, 7, 33):
+            assert same_bits(compiled(x[:rows]), eager[:rows]), rows
 
 
 def test_off_inside_on() -> None:

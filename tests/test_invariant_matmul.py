@@ -234,10 +234,8 @@ def test_mutation_changed_order_of_k() -> None:
     def split(x: Tensor, weights: Tensor) -> Tensor:
         if x.shape[0] < 8:
             return product(x, weights.t())
-        half = x.shape[1] // 2
-        return product(x[:, half:], weights[:, half:].t()) + product(
-            x[:, :half], weights[:, :half].t()
-        )
+        cut = 100  # no boundary of a library's own blocks, where the two orders would be one
+        return product(x[:, cut:], weights[:, cut:].t()) + product(x[:, :cut], weights[:, :cut].t())
 
     for dtype in (torch.bfloat16, torch.float32):
         x, weights = drawn("cancelling", 40, 32, 256, dtype)

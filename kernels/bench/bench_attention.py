@@ -75,85 +75,100 @@ def compile_some(work: list[Case]) -> None:
         at.attention(q, k, v)
 
 
-VARIANTS = [
-    (split, block, shape)
-    for split in (256, 512, 1024)
-    for block, shape in [
-        (64, (16, 4, 3)),
-        (64, (16, 4, 2)),
-        (64, (16, 2, 3)),
-        (128, (16, 4, 2)),
-        (128, (16, 8, 2)),
-        (64, (16, 4, 4)),
-        (64, (128, 8, 3)),
-        (64, (128, 8, 2)),
-        (64, (64, 4, 3)),
-        (128, (128, 8, 2)),
-        (32, (16, 4, 4)),
-        (64, (128, 8, 4)),
-    ]
-]
-"""(SPLIT, BLOCK, (rows of a tile, warps, stages))"""
+ORDERS = [(128, 128)]
+"""(SPLIT, BLOCK): what decides the bits."""
+DECODE_SHAPES = [(4, 1, 4), (4, 2, 4), (4, 2, 2), (4, 3, 4)]
+"""(warps, stages, parts a processor) of split-parallel decode."""
+MERGES = [16, 1000]
+"""Splits from which a kernel of its own adds them up."""
+PREFILL_SHAPES = [(128, 8, 3, "copies"), (64, 4, 2, "copies"), (64, 4, 2, "loads"),
+                  (128, 4, 2, "warps"), (128, 4, 3, "warps")]  # fmt: skip
+"""(rows of a tile, warps, stages, what brings the keys)."""
+TUNED = [
+    ("8B", 1, 1, 512), ("8B", 1, 2048, 2048), ("8B", 1, 1, 4096), ("SmolLM2-135M", 1, 2048, 2048),
+    ("8B", 64, 1, 512), ("8B", 8, 512, 512), ("Qwen2.5-1.5B", 64, 1, 4096), ("8B", 8, 1, 4096),
+    ("SmolLM2-135M", 64, 1, 4096), ("8B", 1, 8192, 8192), ("SmolLM2-135M", 1, 1, 4096),
+    ("SmolLM2-135M", 8, 2048, 2048), ("Qwen2.5-1.5B", 1, 1, 32768), ("Qwen2.5-1.5B", 8, 1, 512),
+    ("Qwen2.5-1.5B", 1, 2048, 2048),
+]  # fmt: skip
+Variant = tuple[tuple[int, int], Any, bool]
 
 
-def set_variant(variant: tuple[int, int, tuple[int, int, int]]) -> None:
-    at.SPLIT, at.BLOCK = variant[0], variant[1]
-    at.shape_of = lambda rows, width, size: variant[2]
+def variants(case: Case) -> list[Variant]:
+    """((SPLIT, BLOCK), shape, split-parallel) to try for one size."""
+    if case[2] > 1:
+        return [(order, shape, False) for order in ORDERS for shape in PREFILL_SHAPES]
+    merges = MERGES if case[3] > 2048 else MERGES[:1]
+    shared = [(order, (*shape, n), True) for order in ORDERS for shape in DECODE_SHAPES
+              for n in merges]  # fmt: skip
+    return shared + [(order, (4, n, 4, 16), False) for order in ORDERS for n in (2, 3, 4)]
 
 
-def tune_jobs() -> list[tuple[Any, Case]]:
-    sizes = [("8B", 1, 1, 4096), ("8B", 64, 1, 4096), ("8B", 1, 1, 512), ("8B", 1, 2048, 2048),
-             ("8B", 1, 8192, 8192), ("SmolLM2-135M", 1, 1, 4096), ("SmolLM2-135M", 1, 2048, 2048),
-             ("Qwen2.5-1.5B", 8, 1, 4096)]  # fmt: skip
-    return [(v, c) for c in sizes for v in VARIANTS if (v[2][0] == 16) == (c[2] == 1)]
+def set_variant(variant: Variant, case: Case) -> None:
+    (at.SPLIT, at.BLOCK), shape, _ = variant
+    if case[2] > 1:
+        at.shape_of = lambda rows, width, size: shape
+    else:
+        at.shape_of = lambda rows, width, size: (16, shape[0], shape[1], "loads")
+        at.parallel_shape = lambda per, width, size: shape[:2]
+        at.PARTS, at.MERGE = shape[2:]
 
 
-def compile_variants(work: list[tuple[Any, Case]]) -> None:
+def compile_variants(work: list[tuple[Variant, Case]]) -> None:
     for variant, case in work:
-        set_variant(variant)
+        set_variant(variant, case)
+        long = 32768 if variant[2] else 512
+        small = (case[0], 1, case[2] if case[2] == 1 else 512, long)
         try:
-            q, k, v = tensors((case[0], 1, case[2], 512 if case[2] == 1 else case[3]))[0]
-            for parallel in (False, True) if case[2] == 1 else (False,):
-                at.attention(q, k, v, parallel=parallel)
+            at.attention(*tensors(small)[0], parallel=variant[2])
         except Exception as error:
             print("cannot", variant, type(error).__name__, str(error)[:100], flush=True)
 
 
-def tune(limit: float) -> list[dict[str, Any]]:
-    start, rows, seen = time.time(), [], None
-    timing.warm(
-        compile_variants, list({(v, c[0], c[2] == 1): (v, c) for v, c in tune_jobs()}.values())
-    )
+def tune(limit: float, path: Path) -> list[dict[str, Any]]:
+    """Every variant of the sizes in TUNED; ``bits`` says whether all of one order agree."""
+    start, rows = time.time(), []
+    unique = {(v, c[0], c[2] == 1): (v, c) for c in TUNED for v in variants(c)}
+    timing.warm(compile_variants, list(unique.values()))
     print(f"{time.time() - start:.0f} s to compile", flush=True)
-    for variant, case in tune_jobs():
-        if time.time() - start > limit:
-            print("out of time", flush=True)
-            break
-        if seen != case:
-            seen, inputs = case, tensors(case)
-            best = torch_us(inputs, case[2] > 1)
-        set_variant(variant)
-        for parallel in (False, True) if case[2] == 1 else (False,):
+    if "--warm" in sys.argv:
+        return []
+    for case in TUNED:
+        torch.manual_seed(0)
+        inputs = tensors(case)
+        best = torch_us(inputs, case[2] > 1)
+        seen: dict[tuple[int, int], torch.Tensor] = {}
+        for variant in variants(case):
+            if time.time() - start > limit:
+                break
+            set_variant(variant, case)
             try:
+                out = at.attention(*inputs[0], parallel=variant[2])
                 us = timing.graph_us(
-                    [lambda t=t: at.attention(*t, parallel=parallel) for t in inputs]
+                    [lambda t=t, p=variant[2]: at.attention(*t, parallel=p) for t in inputs], 3
                 )
             except Exception as error:
-                print("broken", variant, str(error)[:80], flush=True)
+                print("broken", case, variant, str(error)[:80], flush=True)
                 continue
+            same = torch.equal(seen.setdefault(variant[0], out), out)
             rows.append(
                 dict(
                     model=case[0],
                     batch=case[1],
                     queries=case[2],
                     keys=case[3],
-                    variant=str(variant).replace(",", "/"),
-                    parallel=parallel,
+                    split=variant[0][0],
+                    block=variant[0][1],
+                    shape="/".join(map(str, variant[1])),
+                    parallel=variant[2],
                     us=round(us, 2),
-                    **best,
+                    bits=same,
+                    **{name: round(value, 2) for name, value in best.items()},
                     floor_us=round(floor_us(case), 2),
                 )
             )
+        if rows:
+            timing.write_csv(path, rows)
     return rows
 
 
@@ -161,7 +176,7 @@ def main() -> None:
     start = time.time()
     limit = float(sys.argv[2]) if len(sys.argv) > 2 and sys.argv[2][0] != "-" else 1e9
     if "--tune" in sys.argv:
-        timing.write_csv(Path(sys.argv[1]), tune(limit))
+        tune(limit, Path(sys.argv[1]))
         return
     timing.warm(compile_some, cases())
     if "--warm" in sys.argv:

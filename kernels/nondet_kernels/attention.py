@@ -20,17 +20,29 @@ from typing import Any
 
 import torch
 
+from . import attention_hopper
 from .attention_kernels import attention_kernel, merge_kernel
 from .matmul import bmm
 from .matmul_launch import scratch
 from .softmax import softmax
-from .support import cdiv, hopper, next_power_of_2, on_device, processors, require, start, tl
+from .support import (
+    Ready,
+    cdiv,
+    hopper,
+    layout,
+    next_power_of_2,
+    on_device,
+    processors,
+    require,
+    start,
+    tl,
+)
 
 BLOCK = 128
 """Keys of a block; see ``block_of`` for the types and widths that take fewer."""
 SPLIT = 128
 """Keys of a split: few enough that one sequence fills the GPU at decode."""
-WALK = 2
+WALK = 0.75
 """Programs a processor from which decode walks its splits instead of sharing them out."""
 MERGE = 16
 """Splits from which a kernel of its own adds them up, over more processors."""
@@ -116,16 +128,21 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
         max_q, max_k = q.shape[2], k.shape[2]
     if q4.shape[1] % k4.shape[1] or q4.shape[3] != k4.shape[3] or k4.shape != v4.shape:
         raise ValueError(f"attention: shapes {q.shape}, {k.shape}, {v.shape} do not fit")
-    out = torch.empty(q.shape, dtype=q.dtype, device=device)
-    if out.numel() == 0:
-        return out
-    if max_k == 0:
-        return out.zero_()
+    if q.numel() == 0 or max_k == 0:
+        return torch.zeros(q.shape, dtype=q.dtype, device=device)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if scale < 0:
         q4, scale = -q4, -scale
-    o4 = out.transpose(0, 1)[None] if varlen else out
     q4, k4, v4 = (t if t.stride(3) == 1 else t.contiguous() for t in (q4, k4, v4))
+    key = None
+    if not varlen and parallel is None:
+        key = (layout(q4), layout(k4), layout(v4), layout(key_start), layout(key_end), causal,
+               scale, window, allow_tf32)  # fmt: skip
+        ready = _ready.get(key)
+        if ready is not None:
+            return ready(q4, k4, v4, key_start, key_end)
+    out = torch.empty(q.shape, dtype=q.dtype, device=device)
+    o4 = out.transpose(0, 1)[None] if varlen else out
     if q.dtype == torch.float64:
         parts = _sequences(q4, k4, v4, o4, key_start, key_end, cu_seqlens_q, cu_seqlens_k)
         for part in parts:
@@ -133,8 +150,11 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
         return out
     with on_device(device):
         _launch(q4, k4, v4, o4, (max_q, max_k, count), causal, scale, window, key_start, key_end,
-                cu_seqlens_q, cu_seqlens_k, allow_tf32, parallel)  # fmt: skip
+                cu_seqlens_q, cu_seqlens_k, allow_tf32, parallel, key)  # fmt: skip
     return out
+
+
+_ready = Ready()
 
 
 Sequence = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -180,61 +200,96 @@ def _float64(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
 def _launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
             sizes: tuple[int, int, int], causal: bool, scale: float, window: int | None,
             first: torch.Tensor | None, end: torch.Tensor | None, cu_q: torch.Tensor | None,
-            cu_k: torch.Tensor | None, tf32: bool, parallel: bool | None) -> None:  # fmt: skip
+            cu_k: torch.Tensor | None, tf32: bool, parallel: bool | None,
+            key: Any) -> None:  # fmt: skip
+    """Start the kernels; with a ``key``, keep the launch for operands laid out alike."""
     (max_q, max_k, count), heads = sizes, k.shape[1]
     group, width = q.shape[1] // heads, q.shape[3]
     padded = max(16, next_power_of_2(width))
     block = block_of(padded, q.element_size())
     splits = cdiv(max_k, SPLIT)
-    bm, warps, stages, tma = shape_of(max_q * group, padded, q.element_size())
+    bm, warps, stages, engine = shape_of(max_q * group, padded, q.element_size())
+    engine = engine if hopper(q.device) else "loads"
+    factor = scale * 1.4426950408889634
+    lengths = tuple(o if t is None else t for t in (cu_q, cu_k, first, end))
+    kinds: dict[str, Any] = dict(SPLIT=SPLIT, CAUSAL=causal, WINDOW=window is not None)
+    kinds |= dict(VARLEN=cu_q is not None, START=first is not None, END=end is not None)
+    special = engine == "warps" and width in (64, 128) and window is None and not parallel
+    if special and attention_hopper.prefill(
+        q, k, v, o, lengths, kinds, max_q, max_k, count, factor, block, stages
+    ):
+        return
+    if engine == "warps":
+        bm, warps, stages, engine = copied_shape(padded)
     tiles = cdiv(max_q * group, bm)
     programs = tiles * heads * count
     if parallel is None:
         parallel = splits > 1 and bm == 16 and programs < WALK * processors(q.device)
     parts, per = 1, splits
-    work, counters = o, o
-    later = parallel and splits > MERGE
     if parallel:
         # Enough parts for every processor, several splits each where there are more than that.
-        per = max(1, int(splits * programs / (PARTS * processors(q.device))))
+        per = math.ceil(splits * programs / (PARTS * processors(q.device)))
         parts = cdiv(splits, per)
-        work, counters = scratch(q, programs, programs * parts * per * bm * (padded + 2))
         warps, stages = parallel_shape(per, padded, q.element_size())
-    k_desc, v_desc = k, v
-    tma = tma and hopper(q.device) and _copyable(k) and _copyable(v)
-    if tma:
-        k_desc, v_desc = (_descriptor(t, block, padded) for t in (k, v))
-    lengths = tuple(o if t is None else t for t in (cu_q, cu_k, first, end))
-    args = (q, k, v, o, work, counters, *lengths, k_desc, v_desc, max_q, max_k, parts, per,
-            window or 0, scale * 1.4426950408889634, *q.stride()[:3], *k.stride()[:3],
-            *v.stride()[:3], *o.stride()[:3], group)  # fmt: skip
-    shape = dict(D=width, DP=padded, DOT=_DOT[q.dtype], BM=bm)
-    kinds = dict(SPLIT=SPLIT, CAUSAL=causal, WINDOW=window is not None, VARLEN=cu_q is not None,
-                 START=first is not None, END=end is not None)  # fmt: skip
-    constants = dict(
-        **shape,
-        BN=block,
-        **kinds,
-        PARALLEL=parallel,
-        LATER=later,
-        PR=min(bm, next_power_of_2(max_q * group)),
-        AHEAD=AHEAD,
-        TMA=tma,
-        PRECISION="tf32" if tf32 else "ieee",
-    )
+    elif bm == 16 and splits <= 4:
+        stages = min(stages, 2)
+    later = parallel and splits > MERGE
+    tma = engine != "loads" and _copyable(k) and _copyable(v)
+    tile = dict(D=width, DP=padded, DOT=_DOT[q.dtype], BM=bm)
+    numbers = (max_q, max_k, parts, per, window or 0, factor, *q.stride()[:3], *k.stride()[:3],
+               *v.stride()[:3], *o.stride()[:3], group)  # fmt: skip
+    constants = dict(**tile, BN=block, **kinds, PARALLEL=parallel, LATER=later,
+                     PR=min(bm, next_power_of_2(max_q * group)), AHEAD=AHEAD, TMA=tma,
+                     PRECISION="tf32" if tf32 else "ieee")  # fmt: skip
     options = dict(num_warps=warps, num_stages=stages, enable_fp_fusion=False)
-    grid = (tiles, heads, count * parts)
+    main = _Kernel(attention_kernel, (tiles, heads, count * parts), numbers, constants, options)
     if tma:
-        attention_kernel[grid](*args, **constants, **options)
-    else:
-        start(attention_kernel, grid, args, constants, options)
-    if later:
-        columns = min(padded, 32)
-        args = (o, work, *lengths, max_q, max_k, parts * per, tiles, window or 0, *o.stride()[:3],
-                group)  # fmt: skip
-        grid = (max_q * group * (padded // columns), heads, count)
-        constants = dict(**shape, **kinds, DC=columns, AHEAD=32)
-        start(merge_kernel, grid, args, constants, dict(num_warps=1, enable_fp_fusion=False))
+        descriptors = (_descriptor(t, block, padded) for t in (k, v))
+        attention_kernel[main.grid](
+            q, k, v, o, o, o, *lengths, *descriptors, *numbers, **constants, **options
+        )
+        return
+    columns = min(padded, 32)
+    adding = _Kernel(
+        merge_kernel, (max_q * group * (padded // columns), heads, count),
+        (max_q, max_k, parts * per, tiles, window or 0, *o.stride()[:3], group),
+        dict(**tile, **kinds, DC=columns, AHEAD=32), dict(num_warps=1, enable_fp_fusion=False),
+    )  # fmt: skip
+    space = programs * parts * per * bm * (padded + 2)
+
+    def again(o: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+              *lengths: torch.Tensor | None) -> None:  # fmt: skip
+        given = [o if t is None else t for t in lengths]
+        work, counters = scratch(q, programs, space) if parallel else (o, o)
+        main(q, k, v, o, work, counters, *given, k, v)
+        if later:
+            adding(o, work, *given)
+
+    again(o, q, k, v, cu_q, cu_k, first, end)
+    if key is not None and main.run is not None:
+        _ready.put(key, q, tuple(o.shape), lambda o, q, k, v, first, end: again(
+            o, q, k, v, None, None, first, end))  # fmt: skip
+
+
+class _Kernel:
+    """A kernel with all its arguments but the tensors; the second call only starts it."""
+
+    def __init__(self, kernel: Any, grid: tuple[int, int, int], numbers: tuple[Any, ...],
+                 constants: dict[str, Any], options: dict[str, Any]) -> None:  # fmt: skip
+        self.kernel, self.grid, self.numbers = kernel, grid, numbers
+        self.constants, self.options = constants, options
+        self.run: Any = None
+        self.rest = (*numbers, *constants.values())
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        if self.run is not None:
+            self.run(*tensors, *self.rest)
+            return
+        compiled = start(
+            self.kernel, self.grid, (*tensors, *self.numbers), self.constants, self.options
+        )
+        if compiled is not None:
+            self.run = compiled[self.grid]
 
 
 def _copyable(x: torch.Tensor) -> bool:
@@ -260,22 +315,25 @@ def block_of(width: int, size: int) -> int:
     return BLOCK // (1 if size == 2 else 2) // (1 if width <= 128 else 2)
 
 
-def shape_of(rows: int, width: int, size: int) -> tuple[int, int, int, bool]:
-    """Rows of a tile, warps, stages and whether the copy engine reads keys and values.
+def shape_of(rows: int, width: int, size: int) -> tuple[int, int, int, str]:
+    """Rows of a tile, warps, stages, and what brings the keys: "loads", "copies" (TMA), "warps".
 
     For a sequence's (query, head) rows; never changes a bit.
     """
     if size == 4:
-        return (16, 4, 1, False) if rows <= 16 else (32, 8, 1, False)
+        return (16, 4, 1, "loads") if rows <= 16 else (32, 8, 1, "loads")
     if rows <= 64:
-        return 16, 4, 3 if width <= 128 else 2, False
+        return 16, 4, 3 if width <= 128 else 2, "loads"
     if width > 128:
-        return 64, 8, 2, False
-    return (64, 4, 2, True) if width <= 64 else (128, 8, 3, True)
+        return 64, 8, 2, "loads"
+    return copied_shape(width) if width <= 64 else (128, 4, 2, "warps")
+
+
+def copied_shape(width: int) -> tuple[int, int, int, str]:
+    """The same with keys brought by the copy engine to warps that all do the same."""
+    return (64, 4, 2, "copies") if width <= 64 else (128, 8, 3, "copies")
 
 
 def parallel_shape(per: int, width: int, size: int) -> tuple[int, int]:
     """Warps and stages of a program that computes ``per`` splits; never changes a bit."""
-    if size == 4:
-        return 4, 1
-    return (8, 2) if per == 1 else (4, 2)
+    return (4, 1) if size == 4 else (4, 2)

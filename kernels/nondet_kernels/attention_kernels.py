@@ -114,7 +114,7 @@ def walk(q, k_ptr, v_ptr, k_desc, v_desc, place, lo, hi, m, l, acc, keys, first,
 def quotient(acc, l, DOT: tl.constexpr):
     """Weighted mean; a row that sees no key is zero, not NaN, and zero has one sign."""
     whole = tl.where(l == 0.0, 1.0, l)
-    if DOT == tl.float32:
+    if tl.float32 == DOT:
         y = divide(acc, tl.broadcast_to(whole[:, None], acc.shape))
     else:
         # Two roundings far below the one to 16 bits, for a tenth of the time.

@@ -18,9 +18,11 @@ import torch
 
 from .arithmetic import divide, square_root, tree_sum
 from .support import (
+    Ready,
     cdiv,
     differentiable,
     jit_free,
+    layout,
     next_power_of_2,
     on_device,
     processors,
@@ -147,10 +149,16 @@ def norm_kernel(
         tl.store(y_row + base + col, y.to(y_ptr.dtype.element_ty), mask)
 
 
+_ready = Ready()
+
+
 def _launch(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float,
-            residual: torch.Tensor | None, centre: bool, stats: bool,
-            width: int) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Normalise rows of ``width``: (y, h, mean, rstd); h is x where there is no residual."""
+            residual: torch.Tensor | None, centre: bool, stats: bool, width: int,
+            key: Any = None) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Normalise rows of ``width``: (y, h, mean, rstd); h is x where there is no residual.
+
+    With a ``key`` the launch is kept for the next rms_norm of operands laid out alike.
+    """
     device = require(x, weight, bias, residual)
     rows = x.numel() // width if width else 0
     flat = _rows(x, rows, width)
@@ -175,7 +183,16 @@ def _launch(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | N
             ACC=tl.float64 if acc == torch.float64 else tl.float32)  # fmt: skip
         options = dict(num_warps=row_warps(x, group * block), enable_fp_fusion=False)
         with on_device(device):
-            start(norm_kernel, (cdiv(rows, group), 1, 1), args, constants, options)
+            grid = (cdiv(rows, group), 1, 1)
+            compiled = start(norm_kernel, grid, args, constants, options)
+        if key is not None and compiled is not None and flat.data_ptr() == x.data_ptr():
+            run, rest = compiled[grid], (*args[8:], *constants.values())
+
+            def again(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor | None) -> None:
+                run(x, x, x if w is None else w, x, y, x, y, y, *rest)
+
+            if weight is None or w is weight:
+                _ready.put(key, x, tuple(x.shape), again)
     return y.view(x.shape), h.view(x.shape), mean, rstd
 
 
@@ -206,8 +223,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float | N
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     if residual is None and differentiable(x, weight):
         return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    key = None
+    if residual is None:
+        key = (layout(x), layout(weight), eps)
+        ready = _ready.get(key)
+        if ready is not None:
+            return ready(x, weight)
     width = x.shape[-1] if weight is None else weight.numel()
-    y, h, _, _ = _launch(x, weight, None, eps, residual, False, False, width)
+    y, h, _, _ = _launch(x, weight, None, eps, residual, False, False, width, key)
     return y if residual is None else (y, h)
 
 

@@ -22,6 +22,7 @@ import torch
 from nondet.settings import SettingError
 
 from .coverage import Coverage, Watch
+from .modules import modules_switched
 from .switch import Table, active_groups, check_ops, groups_in_force
 from .transformers_attention import model_switched
 
@@ -57,6 +58,8 @@ class invariant:
             stack.enter_context(groups_in_force(self.ops, tables(self.devices)))
             if "attention" in self.ops:
                 stack.enter_context(model_switched(self.model))
+            if "cuda" in self.devices:
+                stack.enter_context(modules_switched(self.model, self.ops))
             entered = stack.pop_all()
         self._entered().append(entered)
         return self

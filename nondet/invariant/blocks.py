@@ -1,10 +1,11 @@
 """CPU matrix products on blocks of a fixed number of rows, so that M never reaches the library.
 
 oneDNN and MKL choose their kernel, its blocking and its split over threads from the whole shape.
-Here the product of one block is always ``weights (N, K) @ rows (BASE, K)^T``: one and the same call
-whatever the batch is, so a row's bits depend on the row, the weights and the thread count alone.
-The weights are the left operand because that is the faster way round for few rows (measured on
-AMX: at one row 0.6 to 0.7 of the time of ``rows @ weights^T``).
+Here the product of one block of BASE rows is one and the same call whatever the batch is, so a
+row's bits depend on the row, the weights and the thread count alone. For 16-bit types that call is
+``weights (N, K) @ rows^T``, which is faster for few rows (measured on AMX: at one row 0.6 to 0.7 of
+the time of ``rows @ weights^T``). For FP32 and FP64 it is ``rows @ weights^T``: there blocks of 4
+to 256 rows give equal bits (MKL, AVX-512), the other way round only those of 12 and more.
 
 Larger and smaller blocks are faster for many and for very few rows. A size is used only after a
 probe found its bits equal to those of BASE for this (N, K, dtype, layout, threads). The probe's
@@ -25,6 +26,7 @@ from .original import original
 
 BASE = 16
 _MOST = 256
+_SIZES = (1, 2, 4, 8, 32, 64, 128, _MOST)
 # Above this many weights a probe costs more memory and time than larger blocks give back.
 _PROBE_LIMIT = 1 << 27
 
@@ -134,12 +136,8 @@ def _probe(shape: Shape) -> tuple[int, ...]:
     base = blocked(BASE, few)
     if not same_bits(blocked(BASE, few.roll(5, 0)).roll(-5, 0), base):
         return ()
-    if shape.dtype in (torch.bfloat16, torch.float16):
-        sizes: tuple[int, ...] = (32, 64, 128, _MOST)  # fewer than BASE rows are not faster
-    else:
-        sizes = (2, 4, 8, 32, 64, 128, _MOST)
     full = torch.cat([base, blocked(BASE, rows[2 * BASE :])])
-    proven = [size for size in sizes if same_bits(blocked(size, rows), full)]
+    proven = [size for size in _SIZES if same_bits(blocked(size, rows), full)]
     return tuple(sorted([*proven, BASE]))
 
 
@@ -172,7 +170,7 @@ def cancelling(rows: int, shape: Shape) -> tuple[Tensor, Tensor]:
 
 def _block(weights: Tensor, rows: Tensor, size: int, bias: Tensor | None, beta: float,
            alpha: float) -> Tensor:  # fmt: skip
-    """One block: ``rows`` (m <= size, K) padded with zero rows; returns (m, N), transposed.
+    """One block: ``rows`` (m <= size, K) padded with zero rows; returns (m, N).
 
     The rows are always copied to a buffer of their own: its alignment is then always the same.
     """
@@ -182,14 +180,17 @@ def _block(weights: Tensor, rows: Tensor, size: int, bias: Tensor | None, beta: 
     else:
         block = rows.new_zeros(size, k)
         block.narrow(0, 0, count).copy_(rows)
+    turned = rows.dtype in (torch.bfloat16, torch.float16)
+    left, right = (weights, block.t()) if turned else (block, weights.t())
     if bias is None:
-        result: Tensor = original("mm")(weights, block.t())
+        result: Tensor = original("mm")(left, right)
         if alpha != 1:
             result = result * alpha
     else:
-        n = weights.shape[0]
-        added = bias.new_zeros(n, size, dtype=rows.dtype)
+        added = bias.new_zeros(size, weights.shape[0], dtype=rows.dtype)
         if beta != 0:
-            added[:, :count] = bias.t()
-        result = original("addmm")(added, weights, block.t(), beta=beta, alpha=alpha)
-    return result.t().narrow(0, 0, count)
+            added[:count] = bias
+        if turned:
+            added = added.t().contiguous()
+        result = original("addmm")(added, left, right, beta=beta, alpha=alpha)
+    return (result.t() if turned else result).narrow(0, 0, count)

@@ -22,6 +22,7 @@ Number = int | float | bool
 Dims = Sequence[int] | int | None
 
 
+@functools.cache
 def _kernels() -> Any:
     """The kernel package, all modules loaded. Raises RuntimeError where Triton is missing."""
     try:
@@ -36,7 +37,8 @@ def _kernels() -> Any:
 
 
 def _tf32() -> bool:
-    return bool(torch.backends.cuda.matmul.allow_tf32)
+    # What torch.backends.cuda.matmul.allow_tf32 reads, without a property's detour.
+    return bool(torch._C._get_cublas_allow_tf32())
 
 
 def _matmul_group(kernels: Any) -> dict[str, Callable[..., Any]]:

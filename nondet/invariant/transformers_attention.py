@@ -110,7 +110,17 @@ def invariant_attention(module: torch.nn.Module, query: Tensor, key: Tensor, val
         lower = torch.get_autocast_dtype(kind)
         query, key, value = (x.to(lower) for x in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = attend(query, key, value, attention_mask, scale, causal)
+    if (
+        query.is_cuda
+        and not torch.is_grad_enabled()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch.compiler.is_compiling()
+    ):
+        from .cuda import attention
+
+        out = attention(query, key, value, attention_mask, scale, causal)
+    else:
+        out = attend(query, key, value, attention_mask, scale, causal)
     return out.transpose(1, 2).contiguous(), None
 
 
