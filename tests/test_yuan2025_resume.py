@@ -26,7 +26,13 @@ arms:
   broken:
     roles: [larger_model]
     sweep: yuan2025_mini
-    set: {backend: toy, backend.fault: error, backend.fault_size: 4, dtype: bf16, batch_size: 4}
+    # With state between waves a killed run starts over, so that the fault strikes again.
+    set:
+      backend: stateful_toy
+      backend.fault: error
+      backend.fault_size: 4
+      dtype: bf16
+      batch_size: 4
   refused: {roles: [gpqa], sweep: yuan2025_mini, set: {backend: toy, threads: 0, dtype: bf16}}
 """
 
