@@ -1,23 +1,33 @@
 #!/bin/sh
-# Everything that needs the GPU, in one go: checks first, then timings. Usage: run_all.sh OUT_FOLDER
-cd "$(dirname "$0")" || exit 1
-export PYTHONPATH=..:../tests PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
-out=$1
-now() { date +%s; }
-begin=$(now)
-mark() { echo "== $1 after $(($(now) - begin)) s"; }
+# Everything that needs the GPU, in one go: checks first, then timings. Ten minutes on 32 cores.
+# Usage: run_all.sh OUT_FOLDER [MODEL_FOLDER]; with a model its activations are among the inputs.
+cd "$(dirname "$0")/../.." || exit 1
+export PYTHONPATH=.:kernels:kernels/bench:kernels/tests:tests PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
+out=$1 model=$2 bench=kernels/bench
+mkdir -p "$out"
+begin=$(date +%s)
+mark() { echo "== $1 after $(($(date +%s) - begin)) s"; }
+if [ -n "$model" ]; then
+    python3 $bench/capture_activations.py "$model" "$out/activations.pt" && export ACTIVATIONS="$out/activations.pt"
+fi
 # Checks and compilation share the processors; timings have the GPU to themselves.
-(python3 bench_attention.py "$out/none.csv" --warm; python3 bench_rows.py "$out/none.csv" 1 --warm
- python3 bench_matmul.py "$out/none.csv" 1 --warm) >"$out/warm.log" 2>&1 &
-python3 check_attention.py "$out/kernels_attention_bits.csv" 2000 "${ATTENTION_SECONDS:-40}" 6 >"$out/attention.log" 2>&1 &
-python3 check_bits.py "$out/kernels_bits.csv" 2000 "${BITS_SECONDS:-50}" 8 >"$out/bits.log" 2>&1 &
+(python3 $bench/bench_attention.py "$out/none.csv" --warm
+ python3 $bench/bench_rows.py "$out/none.csv" 1 --warm
+ python3 $bench/bench_matmul.py "$out/none.csv" 1 --warm) >"$out/warm.log" 2>&1 &
+python3 $bench/check_attention.py "$out/kernels_attention_bits.csv" 2000 "${ATTENTION_SECONDS:-200}" 8 >"$out/attention.log" 2>&1 &
+python3 $bench/check_bits.py "$out/kernels_bits.csv" 2000 "${BITS_SECONDS:-200}" 14 >"$out/bits.log" 2>&1 &
+python3 $bench/check_rows.py "$out/kernels_every_m.csv" 0 "${EVERY_SECONDS:-200}" 4 >"$out/every_m.log" 2>&1 &
+python3 -m pytest -q -m gpu kernels/tests tests/test_invariant_gpu.py >"$out/pytest.log" 2>&1 &
 wait
+tail -n 2 "$out/attention.log" "$out/bits.log" "$out/every_m.log" "$out/pytest.log"
 mark checks
-python3 bench_matmul.py "$out/kernels_matmul.csv" "${MATMUL_SECONDS:-36}"
+python3 $bench/bench_matmul.py "$out/kernels_matmul.csv" "${MATMUL_SECONDS:-36}"
 mark matmul
-python3 bench_attention.py "$out/kernels_attention.csv" "${SDPA_SECONDS:-20}"
+python3 $bench/bench_attention.py "$out/kernels_attention.csv" "${SDPA_SECONDS:-20}"
 mark attention
-python3 bench_rows.py "$out/kernels_rows.csv" "${ROWS_SECONDS:-22}"
+python3 $bench/bench_rows.py "$out/kernels_rows.csv" "${ROWS_SECONDS:-22}"
 mark rows
-python3 check_rows.py "$out/kernels_every_m.csv" "${EVERY_SECONDS:-14}"
-mark "every M"
+if [ -n "$model" ]; then
+    python3 $bench/bench_model.py "$model" "$out" 60
+    mark model
+fi

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 from nondet_kernels import attention as at
+from nondet_kernels.attention_hopper import flat
 
 H, HK, D, LQ, LK = 4, 2, 16, 20, 100
 
@@ -164,3 +166,20 @@ def test_strides_and_mistakes() -> None:
         at.attention(q[:, :3], k, v)
     with pytest.raises(TypeError):
         at.attention(q, k.float(), v)
+
+
+def test_keys_as_one_matrix() -> None:
+    x = torch.arange(2 * 3 * 5 * 16).bfloat16().view(2, 3, 5, 16)
+    steps = torch.randn(2, 5, 8, 16).bfloat16().transpose(1, 2)
+    ends = torch.randn(7, 3, 16).bfloat16().transpose(0, 1)[None]
+    for t in (x, x[:, :, :3], x[:1, :1], steps, steps[:, 2:5], ends):
+        found = flat(t)
+        assert found is not None
+        shape, strides, rows_b, rows_h, columns = found
+        whole = t.as_strided(shape, strides)
+        for b, h in itertools.product(range(t.shape[0]), range(t.shape[1])):
+            row, column = b * rows_b + h * rows_h, h * columns
+            part = whole[row : row + t.shape[2], column : column + 16]
+            assert torch.equal(part, t[b, h])
+    assert flat(x.transpose(2, 3)) is None
+    assert flat(x[..., :4].repeat(1, 1, 1, 5)[..., 1:]) is None  # not on 16 bytes
