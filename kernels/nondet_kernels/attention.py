@@ -26,6 +26,7 @@ from .matmul import bmm
 from .matmul_launch import scratch
 from .softmax import softmax
 from .support import (
+    OutOfResources,
     Ready,
     cdiv,
     hopper,
@@ -244,10 +245,7 @@ def _launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
     options = dict(num_warps=warps, num_stages=stages, enable_fp_fusion=False)
     main = _Kernel(attention_kernel, (tiles, heads, count * parts), numbers, constants, options)
     if tma:
-        descriptors = (_descriptor(t, block, padded) for t in (k, v))
-        attention_kernel[main.grid](
-            q, k, v, o, o, o, *lengths, *descriptors, *numbers, **constants, **options
-        )
+        main(q, k, v, o, o, o, *lengths, *(_descriptor(t, block, padded) for t in (k, v)))
         return
     columns = min(padded, 32)
     adding = _Kernel(
@@ -285,11 +283,22 @@ class _Kernel:
         if self.run is not None:
             self.run(*tensors, *self.rest)
             return
-        compiled = start(
-            self.kernel, self.grid, (*tensors, *self.numbers), self.constants, self.options
-        )
-        if compiled is not None:
-            self.run = compiled[self.grid]
+        args = (*tensors, *self.numbers)
+        compiled = None
+        while compiled is None:
+            try:
+                if self.constants.get("TMA"):
+                    self.kernel[self.grid](*args, **self.constants, **self.options)
+                    return
+                compiled = start(self.kernel, self.grid, args, self.constants, self.options)
+                if compiled is None:  # the interpreter
+                    return
+            except OutOfResources:
+                # One stage less: a matter of memory, not of bits.
+                if self.options.get("num_stages", 1) == 1:
+                    raise
+                self.options["num_stages"] -= 1
+        self.run = compiled[self.grid]
 
 
 def _copyable(x: torch.Tensor) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from .matmul_kernels import stream_kernel, tile_kernel
 from .matmul_plan import Plan, generic, plan, slices
-from .support import cdiv, hopper, processors, start, tl
+from .support import OutOfResources, cdiv, hopper, processors, start, tl
 
 Again = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], None]
 """Start the same launch again on (a, b, out, c) laid out alike."""
@@ -43,11 +43,43 @@ def launch(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor | 
             how = plan(m, n, k, bits, tma, programs)
         else:
             how = generic(m, n, bits, count[0], programs)
-    if how.kernel == "stream":
-        return _stream(
-            a[0], b[0], o[0], None if c is None else c[0], alpha, beta, count, how, programs
-        )
-    return _tile(a, b, o, c, alpha, beta, allow_tf32, count, how)
+    wanted = (how, a.dtype, o.dtype, c is None, _facts(a), _facts(b), _facts(o))
+    for smaller in fitting(_fits.get(wanted, how), n, 8 * a.element_size(), count[0], programs):
+        try:
+            if smaller.kernel == "stream":
+                bias = None if c is None else c[0]
+                again = _stream(a[0], b[0], o[0], bias, alpha, beta, count, smaller, programs)
+            else:
+                again = _tile(a, b, o, c, alpha, beta, allow_tf32, count, smaller)
+        except OutOfResources:
+            continue
+        if smaller != how:
+            _fits[wanted] = smaller
+        return again
+    raise RuntimeError(f"matmul: no plan for {tuple(a.shape)} by {tuple(b.shape)} fits this GPU")
+
+
+_fits: dict[Any, Plan] = {}
+"""What to run in place of a plan that does not fit the processor's shared memory."""
+
+
+def _facts(x: torch.Tensor) -> tuple[bool, bool]:
+    """Which dimensions of x (B, rows, columns) are contiguous; a tile's memory follows it."""
+    return x.stride(1) == 1, x.stride(2) == 1
+
+
+def fitting(how: Plan, n: int, bits: int, count: int, programs: int) -> Iterator[Plan]:
+    """The plan, then ones that take less memory; none of them changes a bit.
+
+    Fewer stages first, then the plain kernel. ``n``, ``bits``, ``count`` and ``programs`` as in
+    ``matmul_plan.generic``.
+    """
+    for stages in range(how.stages, 0, -1):
+        yield how._replace(stages=stages)
+    for rows in (64, 1):
+        plain = generic(rows, n, bits, count, programs)
+        yield plain
+        yield plain._replace(stages=1)
 
 
 def scratch(x: torch.Tensor, tiles: int, partial: int) -> tuple[torch.Tensor, torch.Tensor]:

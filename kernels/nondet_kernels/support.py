@@ -10,9 +10,11 @@ import torch
 try:
     import triton
     import triton.language as tl
+    from triton.runtime.errors import OutOfResources
 except ImportError:  # A CPU-only installation: the references still work.
     triton = None
     tl = None
+    OutOfResources = MemoryError  # what nothing here raises without Triton
 
 LANES = 1024
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"

@@ -206,3 +206,37 @@ def test_remembered_launches_give_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     )
     assert torch.equal(mm.linear(a, w, c), first[0])
     assert len(mm._ready) == 2
+
+
+@pytest.mark.parametrize("kernel", ["tile", "stream"])
+def test_a_plan_that_does_not_fit_gives_way(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tuned plan may need more shared memory than there is, with FP32 results for example."""
+    tried: list[Plan] = []
+    tile = ml._tile
+
+    def refuse(*args: object) -> object:
+        tried.append(next(x for x in args if isinstance(x, Plan)))
+        raise ml.OutOfResources(278552, 232448, "shared memory")
+
+    def small(*args: object) -> object:
+        how = next(x for x in args if isinstance(x, Plan))
+        return refuse(*args) if how.stages > 1 else tile(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ml, "_stream", refuse)
+    monkeypatch.setattr(ml, "_tile", small)
+    monkeypatch.setattr(ml, "_fits", {})
+    how = Plan(kernel, "whole", 32, 32, 64, 4, 3)
+    a, b = ints(5, 64), ints(24, 64, seed=1).t()
+    out = torch.empty(1, 5, 24)
+    for _ in range(2):
+        mm.bmm(a[None], b[None], out=out, count=(1, 64), how=how)
+        assert torch.equal(out[0], a.float() @ b.float())
+    assert [plan.stages for plan in tried[:2]] == [3, 2]
+    assert len(ml._fits) == 1
+    assert next(iter(ml._fits.values())).stages == 1
+    assert tried[0] == how
+    assert tried.count(how) == 1  # the second call knew
+    monkeypatch.setattr(ml, "_tile", refuse)
+    monkeypatch.setattr(ml, "_fits", {})
+    with pytest.raises(RuntimeError, match="fits"):
+        mm.bmm(a[None], b[None], out=out, count=(1, 64), how=how)
