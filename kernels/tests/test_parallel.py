@@ -5,6 +5,8 @@ In float16: the interpreter has no products of bfloat16.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -29,6 +31,26 @@ def test_ranks_add_as_one_does(dtype: torch.dtype) -> None:
             for i in range(0, 512, part)
         ]  # fmt: skip
         assert same_bits(tree_sum(torch.stack(own)), wanted), ranks
+
+
+@pytest.mark.parametrize("leaves", [1, 4])
+def test_leaves_take_plans_that_fit_fp32_results(
+    leaves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tuned plans fill the shared memory with tiles of 16-bit results."""
+    from nondet_kernels import matmul
+
+    plans: list[Any] = []
+    launch = matmul.launch
+
+    def spied(*args: Any) -> Any:
+        plans.append(args[-1])
+        return launch(*args)
+
+    monkeypatch.setattr(matmul, "launch", spied)
+    x, weight = torch.ones(2, 256).half(), torch.ones(32, 256).half()
+    assert bool((tree_sum(leaves_by_triton(x, weight, leaves)) == 256).all())
+    assert [plan.kernel for plan in plans] == ["tile"]
 
 
 @pytest.mark.parametrize("biased", [False, True])
