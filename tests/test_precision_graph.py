@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_llama import TINY, make_tiny_llama
 
 from nondet.backends.base import Request
 from nondet.backends.hf import HFBackend
@@ -13,11 +14,24 @@ from nondet.backends.hf_graph import DecodeGraphs
 from nondet.settings import SettingError, setting_from
 
 
-def test_replayed_steps_give_the_same_answers(tiny: Path) -> None:
+@pytest.fixture(params=["llama", "qwen2"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A tiny model; transformers gives a Qwen2 a dictionary of masks."""
+    made = make_tiny_llama(tmp_path, initializer_range=0.3)
+    if request.param == "qwen2":
+        import transformers
+
+        small = {**TINY, "vocab_size": 259, "initializer_range": 0.3}
+        config = transformers.Qwen2Config(**small, eos_token_id=256)
+        transformers.Qwen2ForCausalLM(config).save_pretrained(made)
+    return made
+
+
+def test_replayed_steps_give_the_same_answers(folder: Path) -> None:
     setting = setting_from(
         {"backend": {"name": "hf", "cache": "static"}, "dtype": "fp32", "threads": 1}
     )
-    backend = HFBackend(setting, str(tiny))
+    backend = HFBackend(setting, str(folder))
     backend.start()
     waves = [[Request("a", (5, 6, 7)), Request("b", (9,))], [Request("c", (8, 1))]]
     plain = [backend.generate(wave) for wave in waves]

@@ -3,7 +3,8 @@
 A step of a small model is over before the host has started the next of its thousand kernels; a
 graph starts them all at once. The first step after a prefill runs as always and warms up, the
 second is captured, and it and the following ones are replayed. A static cache keeps its length in
-a tensor, so a replayed step writes where it should.
+a tensor, so a replayed step writes where it should. Arguments may be nested: models with several
+kinds of layers are given a dictionary of masks.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:
@@ -41,7 +43,7 @@ class DecodeGraphs:
         self.model, self.capture = model, capture
         self.inner: Callable[..., Any] = model.forward
         self.key: Any = None
-        self.inputs: dict[str, Tensor] = {}
+        self.inputs: list[Tensor] = []
         self.replay: Callable[[], Any] | None = None
         self.replays = 0
 
@@ -55,7 +57,7 @@ class DecodeGraphs:
     def undo(self) -> None:
         """Give the model its own forward back and drop the graph."""
         del self.model.forward
-        self.replay, self.inputs, self.key = None, {}, None
+        self.replay, self.inputs, self.key = None, [], None
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         ids = kwargs.get("input_ids")
@@ -63,15 +65,22 @@ class DecodeGraphs:
         if args or ids is None or ids.shape[1] != 1 or cache is None:
             self.key, self.replay = None, None
             return self.inner(*args, **kwargs)
-        given = {name: x for name, x in kwargs.items() if isinstance(x, Tensor)}
-        key = (id(cache), {name: (x.shape, x.dtype) for name, x in given.items()})
+        leaves, spec = tree_flatten(kwargs)
+        places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        # What is no tensor is fixed in a graph; an object such as the cache is known by itself.
+        fixed = [leaf if isinstance(leaf, int | float | str) else id(leaf)
+                 for leaf in leaves if not isinstance(leaf, Tensor)]  # fmt: skip
+        key = (spec, fixed, [(leaves[at].shape, leaves[at].dtype) for at in places])
         if key != self.key:
             self.key, self.replay = key, None
             return self.inner(**kwargs)
         if self.replay is None:
-            self.inputs = {name: x.clone() for name, x in given.items()}
-            self.replay = self.capture(lambda: self.inner(**{**kwargs, **self.inputs}))
-        for name, x in given.items():
-            self.inputs[name].copy_(x)
+            self.inputs = [leaves[at].clone() for at in places]
+            held = list(leaves)
+            for at, mine in zip(places, self.inputs, strict=True):
+                held[at] = mine
+            self.replay = self.capture(lambda: self.inner(**tree_unflatten(held, spec)))
+        for at, mine in zip(places, self.inputs, strict=True):
+            mine.copy_(leaves[at])
         self.replays += 1
         return self.replay()
