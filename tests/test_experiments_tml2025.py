@@ -12,6 +12,7 @@ from factory import Row, write_run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.tml2025 import words
 from experiments.tml2025.completions import Completions, common_prefix, main, tabulate
 from experiments.tml2025.price import ratio_of
 from experiments.tml2025.study import SCALES, studies
@@ -152,3 +153,22 @@ def test_the_controls_of_the_study_are_there(engine: str) -> None:
         assert all(s.task.options["copies"] == 1000 for s in found[name])
     assert {s.task.options["neighbours"] for s in found["load"]} == {250}
     assert found["sampled"][0].temperature == 1.0
+
+
+def test_the_price_says_what_did_not_run_and_what_did_not_agree() -> None:
+    same = ["hf", "m", 8, 4, 10, "{}"]
+    names = ["engine", "model", "sequences", "batch_size", "new_tokens", "options"]
+    rows = [
+        [*same, "default", 0, 2.0, 80, None],
+        [*same, "default", 1, 2.0, 81, None],
+        [*same, "invariant", 0, None, None, "no memory"],
+    ]
+    columns = [*names, "kernels", "round", "seconds", "tokens", "reason"]
+    said = words._price(pd.DataFrame(rows, columns=columns))
+    assert "| hf | m | 8 x 10, batch 4 | 2.00 | did not run | no memory | 2 |" in said
+    assert "made 80 and 81 tokens in different rounds" in said
+    rows[2:] = [[*same, "invariant", n, 3.0, 80, None] for n in (0, 1)]
+    rows[1][9] = 80
+    said = words._price(pd.DataFrame(rows, columns=columns))
+    assert "| 2.00 | 3.00 | 1.50 (1.50 to 1.50) | 2 |" in said
+    assert "did not agree" not in said

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import NullLocator
 
 from nondet.report.panel import Panel, save
 from nondet.report.style import (
@@ -77,7 +78,11 @@ def product(table: pd.DataFrame) -> Panel:
     sizes = [size for size in sorted(own["rows"].unique()) if size != 3]
     axis.set_xticks(sizes, [str(size) for size in sizes])
     axis.minorticks_off()
-    axis.set_ylim(-0.04, 1.04)
+    # One element in a thousand is as much a break as all of them.
+    axis.set_yscale("symlog", linthresh=1e-3)
+    axis.set_yticks([0, 1e-3, 1e-2, 1e-1, 1], ["0", "0.1 %", "1 %", "10 %", "100 %"])
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.set_ylim(-1e-4, 1.4)
     words = [name.removeprefix("product ") for name in names]
     axis.set_xlabel(f"rows in the batch (solid: {words[0]}, dashed: {words[-1]})")
     axis.set_ylabel("elements of the first row\nwith other bits than alone")

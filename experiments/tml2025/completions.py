@@ -30,6 +30,7 @@ from nondet.study import load_study, run_folders
 from nondet.tasks.completions import COPY
 
 Tokens = tuple[int, ...]
+TITLE = "One prompt, many completions"
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,10 @@ def panel(table: pd.DataFrame, parts: pd.DataFrame) -> Panel:
     """Completions still equal to the commonest one, by token position, one line a run."""
     # What was asked alone is a line at 1 (and a row of the table).
     greedy = table[(table["temperature"] == 0) & (table["largest_wave"] > 1)]
+    alt = "Share of completions of one prompt still equal to the commonest, by token position."
+    if greedy.empty:
+        nothing = pd.DataFrame(columns=["run", "token", "share"])
+        return Panel("completions", TITLE, alt, nothing, words="Everything was asked alone.")
     keys = ["study", "backend", "dtype", "kernels", "batching"]
     with house():
         runs = greedy.drop_duplicates(keys)
@@ -194,8 +199,7 @@ def panel(table: pd.DataFrame, parts: pd.DataFrame) -> Panel:
         axis.set_ylim(0, 1.04)
         axis.grid(axis="y", color=MUTED, alpha=0.2, linewidth=0.5)
         axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), title="different completions")
-    alt = "Share of completions of one prompt still equal to the commonest, by token position."
-    return Panel("completions", "One prompt, many completions", alt, pd.DataFrame(drawn), figure)
+    return Panel("completions", TITLE, alt, pd.DataFrame(drawn), figure)
 
 
 def main(words: list[str]) -> None:

@@ -37,7 +37,7 @@ from nondet.workload import workload_from
 
 ARMS = ("default", "invariant")
 COLUMNS = ("engine", "model", "kernels", "sequences", "batch_size", "new_tokens", "options",
-           "round", "seconds", "tokens", "hardware", "versions")  # fmt: skip
+           "round", "seconds", "tokens", "hardware", "versions", "reason")  # fmt: skip
 
 
 def ratio_of(seconds: Sequence[float], base: Sequence[float], level: float = LEVEL) -> Estimate:
@@ -113,8 +113,8 @@ def told(process: subprocess.Popen[str], log: Path) -> dict[str, Any]:
 
 
 def measure(plans: dict[str, Plan], rounds: int, logs: Path) -> dict[str, list[dict[str, Any]]]:
-    """Seconds and tokens of every round by arm; arms that died are left out, with their reason."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    """Seconds and tokens of every round by arm; an arm that died ends with its reason."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in plans}
     with ExitStack() as stack:
         ready = {}
         log_of = {name: logs / f"price-{name}.log" for name in plans}
@@ -126,9 +126,9 @@ def measure(plans: dict[str, Plan], rounds: int, logs: Path) -> dict[str, list[d
                 told(process, log)
             except (RuntimeError, BrokenPipeError) as error:
                 print(f"price: {name} cannot run, {error}", flush=True)
+                found[name].append({"reason": str(error)})
                 continue
             ready[name] = (process, log)
-            found[name] = []
         for number in range(rounds):
             turn = list(ready) if number % 2 == 0 else list(reversed(ready))
             for name in turn:
@@ -140,6 +140,7 @@ def measure(plans: dict[str, Plan], rounds: int, logs: Path) -> dict[str, list[d
                     found[name].append(told(process, log))
                 except (RuntimeError, BrokenPipeError) as error:
                     print(f"price: {name} ended in round {number}, {error}", flush=True)
+                    found[name].append({"reason": str(error)})
                     del ready[name]
                     continue
                 print(f"price: round {number}, {name}: {found[name][-1]}", flush=True)
@@ -183,16 +184,16 @@ def main(words: list[str]) -> None:
     for kernels, results in found.items():
         versions = {k: v for k, v in plans[kernels].resolved["versions"].items() if v}
         for number, result in enumerate(results):
-            told_of = [number, round(result["seconds"], 3), result["tokens"]]
-            rows.append(
-                [engine, name, kernels, *work, options, *told_of, where, json.dumps(versions)]
-            )
+            seconds = result.get("seconds")
+            told_of = [number, seconds and round(seconds, 3), result.get("tokens")]
+            fixed = [engine, name, kernels, *work, options, *told_of, where, json.dumps(versions)]
+            rows.append([*fixed, result.get("reason")])
     new = not out.exists()
     with out.open("a", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows] if new else rows)
-    seconds = {arm: [r["seconds"] for r in results] for arm, results in found.items()}
-    if len({len(seconds.get(kernels, ())) for kernels in ARMS}) == 1:
-        ratio = ratio_of(seconds["invariant"], seconds["default"])
+    if not any("reason" in result for results in found.values() for result in results):
+        times = {arm: [r["seconds"] for r in results] for arm, results in found.items()}
+        ratio = ratio_of(times["invariant"], times["default"])
         interval = f"({ratio.low:.2f} to {ratio.high:.2f}), n = {ratio.n} rounds"
         print(f"price: invariant / default {ratio.value:.2f} {interval}", flush=True)
 

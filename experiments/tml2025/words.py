@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.markdown import percent, table, where
-from experiments.tml2025.price import ratio_of
+from experiments.tml2025.price import ARMS, ratio_of
 
 STUDIES = {
     "alone": "waves of 1",
@@ -29,7 +29,8 @@ def page(out: Path) -> str:
     parts = ["# Completions of one prompt at temperature 0\n", where(out / "machine.json") + "\n"]
     parts += ["Made by [experiments/tml2025](../../../../experiments/tml2025/README.md).\n"]
     parts += [_completions(completions), _said(completions)]
-    parts += ["![completions still equal](figures/completions.png)\n"]
+    if (completions["largest_wave"] > 1).any():
+        parts += ["![completions still equal](figures/completions.png)\n"]
     if (out / "price.csv").exists():
         parts += ["## What invariance costs\n", _price(pd.read_csv(out / "price.csv"))]
     parts += ["## Beside the post\n", POST + "\n"]
@@ -42,7 +43,8 @@ def _completions(completions: pd.DataFrame) -> str:
         what = STUDIES.get(str(r.study), str(r.study))
         if r.batching == "continuous":
             what = "all at once, the engine's scheduler"
-        share = percent(r.differing_low, r.differing_high)
+        # Sampled completions do not share the fate of their wave.
+        share = "" if r.temperature else percent(r.differing_low, r.differing_high)
         alone = "" if pd.isna(r.as_alone) else int(r.as_alone)
         rows.append([
             f"{what}, up to {r.largest_wave}" if r.study != "alone" else what,
@@ -76,19 +78,34 @@ def _price(price: pd.DataFrame) -> str:
     rows = []
     keys = ["engine", "model", "sequences", "batch_size", "new_tokens", "options"]
     for key, part in price.groupby(keys, sort=False):
-        arms = {name: own.set_index("round")["seconds"] for name, own in part.groupby("kernels")}
-        if len(arms) < 2:
-            continue
-        default, ours = arms["default"].align(arms["invariant"], join="inner")
-        ratio = ratio_of(ours.tolist(), default.tolist())
-        interval = f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
-        seconds = [f"{default.median():.2f}", f"{ours.median():.2f}"]
+        known = part.dropna(subset=["seconds"])
+        arms = {name: own.set_index("round")["seconds"] for name, own in known.groupby("kernels")}
         work = f"{key[2]} x {key[4]}, batch {key[3]}"
         options = ", ".join(f"{name} {value}" for name, value in json.loads(key[5]).items())
         engine = f"{key[0]}, {options}" if options else key[0]
-        rows.append([engine, key[1], work, *seconds, interval, ratio.n])
+        cells = [f"{arms[name].median():.2f}" if name in arms else "did not run" for name in ARMS]
+        if len(arms) == len(ARMS):
+            default, ours = (arms[name] for name in ARMS)
+            default, ours = default.align(ours, join="inner")
+            ratio = ratio_of(ours.tolist(), default.tolist())
+            said = f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+        else:
+            said = part["reason"].dropna().iloc[0]
+        rows.append([engine, key[1], work, *cells, said, known["round"].nunique()])
     head = ["engine", "model", "sequences x tokens", "default s", "invariant s",
             "ratio (95 %)", "rounds"]  # fmt: skip
-    return (
-        table(head, rows) + "\nMedians of seconds; the ratio is the geometric mean over rounds.\n"
-    )
+    return table(head, rows) + f"\n{_rounds(price)}\n"
+
+
+def _rounds(price: pd.DataFrame) -> str:
+    said = "Medians of seconds; the ratio is the geometric mean over rounds."
+    for (kernels, model), part in price.groupby(["kernels", "model"]):
+        made = sorted(part["tokens"].dropna().astype(int).unique())
+        if len(made) > 1:
+            # The same process, the same waves: only chance is left.
+            counts = " and ".join(f"{count:,}" for count in made)
+            said += (
+                f" With {kernels} kernels the same waves of {model}, in one process, made {counts}"
+            )
+            said += " tokens in different rounds: there even equal calls did not agree."
+    return said
