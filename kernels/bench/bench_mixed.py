@@ -67,7 +67,7 @@ def distinct(jobs: Iterable[Job]) -> list[Job]:
     for how, kind, m, n, k, bias in jobs:
         own, count = how or mixed_plan(m, n, k), mixed_slices(n, k)[0]
         tiles = cdiv(m, own.bm) * cdiv(n, own.bn)
-        key = (own, kind, count, count > 1 and tiles < 2 * PROCESSORS, k % 128 == 0, bias)
+        key = (own, kind, count, count > 1 and tiles < PROCESSORS, k % 128 == 0, bias)
         found.setdefault(key, (own, kind, m, n, k, bias))
     return list(found.values())
 
