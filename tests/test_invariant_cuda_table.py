@@ -151,5 +151,6 @@ def test_missing_triton_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setitem(sys.modules, "nondet_kernels.matmul", None)
     monkeypatch.delattr("nondet_kernels.matmul")
+    cuda._kernels.cache_clear()
     with pytest.raises(RuntimeError, match=r"llm-nondet\[gpu\]"):
         cuda._kernels()

@@ -335,7 +335,7 @@ def shape_of(rows: int, width: int, size: int) -> tuple[int, int, int, str]:
         return 16, 4, 3 if width <= 128 else 2, "loads"
     if width > 128:
         return 64, 8, 2, "loads"
-    return copied_shape(width) if width <= 64 else (128, 4, 2, "warps")
+    return copied_shape(width)
 
 
 def copied_shape(width: int) -> tuple[int, int, int, str]:
