@@ -72,10 +72,14 @@ class Study:
 
 
 def join_factors(factors: Mapping[str, Any]) -> str:
-    """Factor values as words; a name goes before each value that is not a word itself."""
+    """Factor values as words; a name goes before each value that is not a word itself.
+
+    A factor left at the engine's own choice (None) is not named.
+    """
     parts = [
         str(value) if isinstance(value, str) else f"{name} {value}"
         for name, value in factors.items()
+        if value is not None
     ]
     return ", ".join(parts)
 

@@ -1,6 +1,6 @@
 """Which option of vLLM moves bits between two batch sizes?
 
-    PYTHONPATH=. python experiments/engines/ablate.py MODEL_FOLDER STORE OUT.json [ITEMS TOKENS SMALL LARGE]
+    python experiments/engines/ablate.py MODEL_FOLDER STORE OUT.json [ITEMS TOKENS SMALL LARGE]
 
 Each variant exchanges one option, runs at both batch sizes in processes of their own, many at a
 time, and is compared with itself: only the batch size differs between the two runs of a row.

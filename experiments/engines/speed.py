@@ -1,6 +1,6 @@
 """Tokens/s of an engine by batch size, and the overhead of nondet over the engine's bare loop.
 
-    PYTHONPATH=. python experiments/engines/speed.py ENGINE default|invariant MODEL_FOLDER OUT.csv [LOCK]
+    python experiments/engines/speed.py ENGINE default|invariant MODEL_FOLDER OUT.csv [LOCK]
 
 One row a measurement. The bare loop is the engine's own ``generate`` with the same requests and
 the same log-probabilities asked for, its answers thrown away; bare and ours take turns.

@@ -1,6 +1,6 @@
 """Runs of several engines on one GPU, many at a time, each in its own process.
 
-    PYTHONPATH=. python experiments/engines/study.py MODEL_FOLDER STORE ENGINE[,ENGINE] [ITEMS TOKENS TOGETHER]
+    python experiments/engines/study.py MODEL_FOLDER STORE ENGINE[,ENGINE] [ITEMS TOKENS TOGETHER]
 
 For machines without Hydra: settings are made here, planned and executed as ``nondet.run`` does.
 Bits do not depend on what else the GPU does; tokens/s do, so speed.py measures those alone.
