@@ -262,7 +262,8 @@ def test_smollm2(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.slow
-def test_real_activations_of_smollm2() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_real_activations_of_smollm2(dtype: torch.dtype) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from nondet.models import find_model
@@ -270,26 +271,27 @@ def test_real_activations_of_smollm2() -> None:
 
     path = find_model(ModelSetting()).path
     ids = AutoTokenizer.from_pretrained(path)("The history of arithmetic began in Babylon. " * 9)
-    for dtype in (torch.bfloat16, torch.float32):
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
-        kept: list[tuple[Tensor, Tensor]] = []
-        for layer in (0, 2, 29):
-            for name in ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"):
-                model.get_submodule(f"model.layers.{layer}.{name}").register_forward_pre_hook(
-                    lambda module, inputs, kept=kept: kept.append(
-                        (inputs[0][0].clone(), module.weight.detach())
-                    )
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    kept: list[tuple[Tensor, Tensor]] = []
+    for layer in (0, 2, 29):
+        for name in ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"):
+            model.get_submodule(f"model.layers.{layer}.{name}").register_forward_pre_hook(
+                lambda module, inputs, kept=kept: kept.append(
+                    (inputs[0][0].clone(), module.weight.detach())
                 )
-        with torch.no_grad():
-            model(torch.tensor([ids["input_ids"]]))
-        torchs = 0
-        for x, weight in kept:
-            own = torch.cat([torch.mm(row[None].clone(), weight.t()) for row in x[:40]])
-            torchs += not same_bits(own, torch.mm(x[:40], weight.t()))
-            with invariant_kernels(ops=("matmul",), device="cpu"):
-                wanted = torch.cat([torch.mm(row[None].clone(), weight.t()) for row in x])
-                for rows in (2, 4, 8, 16, 17, 33, 64, len(x)):
-                    assert same_bits(torch.mm(x[:rows], weight.t()), wanted[:rows])
-                    assert same_bits(torch.mm(x[-rows:], weight.t()), wanted[-rows:])
-        if not torchs:
-            pytest.skip(f"torch's {dtype} products do not depend on the rows on this CPU")
+            )
+    with torch.no_grad():
+        model(torch.tensor([ids["input_ids"]]))
+    torchs = 0
+    for x, weight in kept:
+        own = torch.cat([torch.mm(row[None].clone(), weight.t()) for row in x[:40]])
+        torchs += not same_bits(own, torch.mm(x[:40], weight.t()))
+        with invariant_kernels(ops=("matmul",), device="cpu"):
+            wanted = torch.cat([torch.mm(row[None].clone(), weight.t()) for row in x])
+            for rows in (2, 4, 8, 16, 17, 33, 64, len(x)):
+                assert same_bits(torch.mm(x[:rows], weight.t()), wanted[:rows])
+                assert same_bits(torch.mm(x[-rows:], weight.t()), wanted[-rows:])
+    if dtype is torch.bfloat16 and not torchs:
+        # Seen on an AMD EPYC without 16-bit matrix units; FP32 differs there too.
+        pytest.skip("torch's bf16 products do not depend on the rows on this CPU")
+    assert torchs > 0

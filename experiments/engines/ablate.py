@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from study import OPTIONS
 from summarise import compare
 
 from experiments.together import announce
@@ -24,14 +25,6 @@ from nondet.progress import Lines
 from nondet.runs import read_run
 from nondet.settings import setting_from
 
-BASE: dict[str, Any] = {
-    "compile_level": 0,
-    "cuda_graph": "full_decode_only",
-    "cache_gib": 4,
-    "memory_fraction": 0.05,
-    "max_length": 2048,
-    "chunk_tokens": 8192,
-}
 VARIANTS: dict[str, dict[str, Any]] = {
     "as in study.py": {},
     "Triton attention": {"attention_backend": "TRITON_ATTN"},
@@ -42,7 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def plan(model: str, options: dict[str, Any], batch: int, items: int, tokens: int) -> Plan:
     """One run of a variant."""
-    own = {key: value for key, value in {**BASE, **options}.items() if value is not None}
+    own = {key: value for key, value in {**OPTIONS["vllm"], **options}.items() if value is not None}
     # vLLM 0.25.1 dies at max_num_seqs 1 and 2 while it captures its graphs.
     own.setdefault("max_seqs", max(batch, 8))
     values = {
