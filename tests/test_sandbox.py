@@ -7,6 +7,7 @@ the secret.
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -425,6 +426,22 @@ def test_verdicts_are_the_same_under_load_once(canary: Path) -> None:
     with Sandbox(LIMITS) as sandbox:
         calm = {name: run(sandbox, name, canary) for name in names}
     assert under_load(1, names, canary) == [calm]
+
+
+@pytest.mark.skipif("namespaces" not in levels(), reason="namespaces are not allowed here")
+def test_folders_run_out_long_before_the_budget() -> None:
+    # Landlock walks to the root at every mkdir, so n folders cost n * n: with the limit at 4096
+    # a slow machine ended now here, now at the CPU budget, and the verdict was a matter of speed.
+    count = (
+        "import os, time\nn = 0\ntry:\n    while True:\n        os.mkdir('d' * 200)\n"
+        "        os.chdir('d' * 200)\n        n += 1\n"
+        "except OSError as error:\n    print(n, error.errno, time.process_time())"
+    )
+    with Sandbox(LIMITS, "namespaces") as sandbox:
+        shown = sandbox.run_script(count, "").stdout.split()
+    assert int(shown[0]) < 1024
+    assert int(shown[1]) == errno.ENOSPC
+    assert float(shown[2]) < 0.5 * LIMITS.cpu_s
 
 
 BUDGET = [name for name, (_, kinds) in HOSTILE.items() if "cpu_limit" in kinds]

@@ -27,7 +27,7 @@ _LANDLOCK = (444, 445, 446)  # create_ruleset, add_rule, restrict_self
 _FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _WRITE, _READ, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _NET_TCP, _SCOPES = 3, 3
-TMPFS = "size=64m,nr_inodes=4096,mode=700"
+TMPFS = "size=64m,nr_inodes=1024,mode=700"
 
 
 def readable() -> list[str]:
