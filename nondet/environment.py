@@ -94,7 +94,12 @@ def gpu_names() -> tuple[str, ...]:
     names = tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
     if done.returncode:
         return ()
-    return names if visible is None else names[: len(visible.split(","))]
+    if visible is None:
+        return names
+    chosen = [word.strip() for word in visible.split(",")]
+    if all(word.isdigit() and int(word) < len(names) for word in chosen):
+        return tuple(names[int(word)] for word in chosen)
+    return names[: len(chosen)]  # by UUID: of a mixed machine the names may be wrong
 
 
 @functools.cache

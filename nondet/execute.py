@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
@@ -31,10 +31,17 @@ RESERVE_BYTES = 1 << 17
 LOG_LINES = 3
 
 
-def execute(plan: Plan, store: Path, display: Display, label: str) -> str:
+def execute(
+    plan: Plan,
+    store: Path,
+    display: Display,
+    label: str,
+    environment: Mapping[str, str] | None = None,
+) -> str:
     """Do one run, or what is left of it; returns its status: complete, failed, or skipped.
 
-    store: the folder of all runs. A failure is recorded with its reason, never raised.
+    store: the folder of all runs. environment: variables of the worker alone, such as the GPUs it
+    may see. A failure is recorded with its reason, never raised.
     """
     folder = store / plan.run_id
     store.mkdir(parents=True, exist_ok=True)
@@ -46,7 +53,7 @@ def execute(plan: Plan, store: Path, display: Display, label: str) -> str:
             display.run_begins(label, len(plan.workload.requests), 0)
             display.run_ends("skipped, this run is already there")
             return "skipped"
-        return _run(plan, RunWriter(folder), known, display, label)
+        return _run(plan, RunWriter(folder), known, display, label, environment or {})
 
 
 def _known(folder: Path) -> Run | None:
@@ -56,7 +63,14 @@ def _known(folder: Path) -> Run | None:
         return None
 
 
-def _run(plan: Plan, writer: RunWriter, known: Run | None, display: Display, label: str) -> str:
+def _run(
+    plan: Plan,
+    writer: RunWriter,
+    known: Run | None,
+    display: Display,
+    label: str,
+    environment: Mapping[str, str],
+) -> str:
     record = first_record(plan)
     if known is not None:
         record["started"] = known.record["started"]
@@ -76,7 +90,7 @@ def _run(plan: Plan, writer: RunWriter, known: Run | None, display: Display, lab
     try:
         reserve.write_bytes(bytes(RESERVE_BYTES))
         write_json(writer.folder / "job.json", job)
-        reason = _follow(plan, writer.folder, record, display)
+        reason = _follow(plan, writer.folder, record, display, environment)
         if reason is None:
             _finish(plan, writer, record)
     except OSError as error:
@@ -131,10 +145,16 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def _follow(plan: Plan, folder: Path, record: dict[str, Any], display: Display) -> str | None:
+def _follow(
+    plan: Plan,
+    folder: Path,
+    record: dict[str, Any],
+    display: Display,
+    environment: Mapping[str, str],
+) -> str | None:
     """Run the worker to its end; the reason why it failed, or None."""
     reason: str | None = "the worker ended without a word"
-    with _worker(plan, folder) as process:
+    with _worker(plan, folder, environment) as process:
         with _deadline(process, plan.setting.timeout_s) as late:
             assert process.stdout is not None
             for line in process.stdout:
@@ -163,10 +183,12 @@ def _follow(plan: Plan, folder: Path, record: dict[str, Any], display: Display) 
 
 
 @contextmanager
-def _worker(plan: Plan, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def _worker(
+    plan: Plan, folder: Path, extra: Mapping[str, str]
+) -> Iterator[subprocess.Popen[str]]:
     """The worker process in a session of its own; nothing of it is left afterwards."""
     python = str(plan.python or sys.executable)
-    environment = child_environment(plan.backend.environment(plan.setting))
+    environment = child_environment({**extra, **plan.backend.environment(plan.setting)})
     environment["PYTHONUNBUFFERED"] = "1"
     with (folder / "worker.log").open("ab") as log:
         process = subprocess.Popen(

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.yuan2025 import h200
+from experiments.yuan2025 import carried, h200
+from experiments.yuan2025.matrix import load_scale
 from nondet.runs import read_run
 from tests.tiny_llama import make_tiny_llama
 
@@ -62,17 +63,14 @@ def test_every_cell_says_what_became_of_it(out: Path) -> None:
 
 
 @pytest.mark.slow  # two engine starts
-def test_prompts_travel_without_answers_and_runs_are_marked_here(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(h200.SCALE_VARIABLE, str(out.parent / "tiny.yaml"))
+def test_prompts_travel_without_answers_and_runs_are_marked_here(out: Path) -> None:
     lines = [json.loads(line) for line in (out.parent / "items/recall.jsonl").open()]
     assert [set(line) for line in lines] == [{"id", "prompt"}] * 3
     folder = out / "runs" / said(out)["greedy=2"]["run"]
     before = read_run(folder)
     assert before.factors["task"] == "jsonl"
     assert before.table(["correct"])["correct"].null_count == 3
-    h200.adopt(out)
+    carried.adopt(out, load_scale(str(out.parent / "tiny.yaml")))
     after = read_run(folder)
     assert (after.factors["task"], after.factors["model"]) == ("recall", "tiny")
     assert after.table(["correct"])["correct"].null_count == 0
@@ -81,30 +79,24 @@ def test_prompts_travel_without_answers_and_runs_are_marked_here(
 
 
 @pytest.mark.slow  # two engine starts
-def test_other_prompts_are_not_adopted(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(h200.SCALE_VARIABLE, str(out.parent / "tiny.yaml"))
-    cell = h200.scale().cells[0]
-    task = h200.real_task(cell)
+def test_other_prompts_are_not_adopted(out: Path) -> None:
+    task = carried.real_task(load_scale(str(out.parent / "tiny.yaml")).cells[0])
     fewer = type(task)(task.name, task.items[:2], task.marker)
     with pytest.raises(ValueError, match="must be the one whose prompts"):
-        h200._check_prompts("another", fewer, out)
+        carried._check_prompts("another", fewer, out)
 
 
 @pytest.mark.slow  # two engine starts
 def test_no_run_is_begun_when_the_time_is_up(out: Path, tmp_path: Path) -> None:
-    cell = h200.load_scale(str(out.parent / "tiny.yaml")).cells[0]
-    assert h200._one(cell, "x", tmp_path, tmp_path, 0.0) == {
-        "reason": "not run: the time on the machine was up"
-    }
+    scale = load_scale(str(out.parent / "tiny.yaml"))
+    model, items = str(out.parent / "model"), out.parent / "items"
+    h200.drive(scale, model, items, tmp_path, 0.0, {1: 1, 2: 1})
+    cells = said(tmp_path)
+    assert cells["greedy=2"] == cells["greedy=3"] == {"reason": "not run: the time was up"}
     assert not (tmp_path / "runs").exists()
 
 
-def test_two_gpus_share_the_cells_without_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = h200.load_scale("h200").cells
-    single = [cell for cell in cells if "gpu0" in h200.lanes_of(cell)]
-    both = [cell for cell in cells if h200.lanes_of(cell) == ("both",)]
-    assert len(single) + len(both) == len(cells) == 84
-    halves = [single[h200._share(name)] for name in ("gpu0", "gpu1")]
-    assert sorted(c.name for half in halves for c in half) == sorted(c.name for c in single)
-    monkeypatch.setenv(h200.LANES_VARIABLE, "1")
-    assert single[h200._share("gpu0")] == single
+def test_the_scale_has_all_cells() -> None:
+    cells = load_scale("h200").cells
+    assert len(cells) == 84
+    assert {cell.values.get("gpus", 1) for cell in cells} == {1, 2}

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.together import run_all
+from experiments.together import failures, run_all
 from nondet.settings import Setting, setting_from
 
 CONTEXTS: dict[str, dict[str, Any]] = {
@@ -70,7 +70,7 @@ def main(words: list[str]) -> int:
         wanted = [s for s in wanted if (s.dtype, s.kernels) == (context["dtype"], kernels)]
     # Batches of one take longest: first.
     wanted.sort(key=lambda setting: setting.batch_size != 1)
-    return int(run_all({out: wanted}, "batch_size", together) > 0)
+    return int(failures(run_all({out: wanted}, "batch_size", together)) > 0)
 
 
 if __name__ == "__main__":

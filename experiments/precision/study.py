@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.together import run_all
+from experiments.together import failures, run_all
 from nondet.settings import Setting, setting_from
 
 BATCHES = tuple(int(b) for b in os.environ.get("BATCHES", "1,8,32,64").split(","))
@@ -60,7 +60,7 @@ def graphs_work(model: str, out: Path) -> bool:
     """Whether decode steps can be captured here: two short runs, with either kind of kernels."""
     short = [s for s in settings(model, 4, 8, graph=True) if s.batch_size == max(BATCHES)]
     chosen = [s for s in short if s.backend == short[0].backend and s.dtype == "layercast"]
-    return run_all({out / "probe": chosen}, "probe", len(chosen)) == 0
+    return failures(run_all({out / "probe": chosen}, "probe", len(chosen))) == 0
 
 
 def main(words: list[str]) -> int:
@@ -71,7 +71,7 @@ def main(words: list[str]) -> int:
     )
     graphed = bool(graph) and graphs_work(model, out)
     chosen = settings(model, items, tokens, graphed)
-    failed = run_all({out / "study": chosen}, "precision", together)
+    failed = failures(run_all({out / "study": chosen}, "precision", together))
     print(f"precision: {len(chosen)} settings, {failed} failed", flush=True)
     return int(failed > 0)
 

@@ -22,17 +22,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.together import run_all
+from experiments.engine_options import SMALL
+from experiments.together import failures, run_all
 from nondet.settings import Setting, setting_from
 
-# What lets an engine start beside others on one GPU (see experiments/engines/study.py).
+# Room for waves of 128.
 ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
-    "hf": {},
-    "vllm": {"compile_level": 0, "cuda_graph": "full_decode_only", "cache_gib": 8,
-             "memory_fraction": 0.1, "max_length": 2048, "max_seqs": 128},
-    "sglang": {"attention_backend": "triton", "sampling_backend": "pytorch",
-               "cache_tokens": 131072, "max_length": 2048, "memory_fraction": 0.9},
-}  # fmt: skip
+    "hf": SMALL["hf"],
+    "vllm": {**SMALL["vllm"], "cache_gib": 8, "memory_fraction": 0.1, "max_seqs": 128},
+    "sglang": {**SMALL["sglang"], "cache_tokens": 131072},
+}
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,8 @@ def main(words: list[str]) -> int:
     # The long runs first, so that the short ones fill the gaps.
     order = ("load", "sizes", "alone", "sampled")
     found = studies(model, SCALES[scale], engine)
-    return int(run_all({out / name: found[name] for name in order}, engine, int(together)) > 0)
+    done = run_all({out / name: found[name] for name in order}, engine, int(together))
+    return int(failures(done) > 0)
 
 
 if __name__ == "__main__":
