@@ -50,7 +50,7 @@ def settings(model: str, engine: str, items: int, tokens: int) -> list[Setting]:
                 chosen["backend"] = {**chosen["backend"], "max_seqs": 8}
             setting = setting_from({**chosen, "batch_size": batch})
             found.append(setting)
-            if batch == 32 and engine != "hf":
+            if batch == 32:
                 found.append(replace(setting, repeat=1))
     return found
 
