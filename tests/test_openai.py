@@ -264,13 +264,31 @@ def test_background_load_runs_beside_and_stops_with_the_backend() -> None:
     assert len(load) >= 3
     assert observed["load"]["sent"] >= 3
     assert observed["load"]["failed"] == 0
+    assert 1 <= observed["load"]["overlapping"] <= observed["load"]["answered"]
+    assert 1 <= observed["load"]["measured_beside"] <= len(REQUESTS)
     assert all(1 <= body["max_tokens"] <= 3 for body in load)
     assert not [t for t in threading.enumerate() if t.name.startswith("load")]
+
+
+def test_a_request_without_an_answer_says_what_load_it_had() -> None:
+    fake = Fake("ids")
+    options = {"load_rate": 5.0, "load_in_flight": 3, "load_words": 8, "load_tokens": 2}
+    with serving(fake):
+        backend = make(fake, batch_size=1, retries=0, request_timeout_s=0.2, **options)
+        backend.start()
+        try:
+            fake.delay_s = 0.6
+            note = backend.generate(REQUESTS[:1])[0].note
+        finally:
+            backend.close()
+    assert note.startswith("no answer: 1 tries: timeout (beside 5 fillers/s of up to 8 words")
+    assert "3 in flight" in note
 
 
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
+        ({"load_in_flight": 0}, "backend.load_in_flight"),
         ({"load_rate": -1}, "backend.load_rate"),
         ({"api": "responses"}, "backend.api"),
         ({"nonsense": 1}, "backend.nonsense"),

@@ -1,7 +1,9 @@
 """Background load: a second stream of filler requests at a given rate, drawn from a seed.
 
 Arrivals are a Poisson process; prompts and lengths come from the same generator, so that a repeat
-sends the same fillers at the same times (as far as the machine keeps time).
+sends the same fillers at the same times (as far as the machine keeps time). No more than
+``in_flight`` are open at a time: a server that cannot carry the rate gets fewer of them, and the
+record says how many were left out.
 """
 
 from __future__ import annotations
@@ -9,11 +11,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from nondet.backends.options import Option
 
 WORDS = (
     "river",
@@ -33,9 +39,36 @@ WORDS = (
     "simple",
     "answer",
 )
-SHORTEST, LONGEST = 4, 120
-# Fillers in flight at most; above it the load itself would be what is measured.
-MOST_IN_FLIGHT = 64
+TABLE: dict[str, Option] = {
+    "load_rate": Option(float, 0.0, 0, help="background requests a second"),
+    "load_words": Option(int, 120, 1, help="most words of a background prompt"),
+    "load_tokens": Option(int, 64, 1, help="most tokens of a background request"),
+    "load_in_flight": Option(int, 32, 1, help="most background requests open at a time"),
+    "load_seed": Option(int, 1, 0, help="seed of the background stream"),
+}
+COUNTS = ("sent", "answered", "failed", "left_out", "overlapping", "measured_beside")
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """What is sent: ``rate`` fillers a second of at most ``words`` words and ``tokens`` tokens."""
+
+    rate: float
+    words: int
+    tokens: int
+    in_flight: int
+    seed: int
+
+    def __str__(self) -> str:
+        size = f"up to {self.words} words and {self.tokens} tokens"
+        return f"{self.rate:g} fillers/s of {size}, {self.in_flight} in flight at most"
+
+
+def load_plan(options: Mapping[str, Any]) -> LoadPlan | None:
+    """The load that a backend's options ask for, if any."""
+    if not options["load_rate"]:
+        return None
+    return LoadPlan(**{key.removeprefix("load_"): options[key] for key in TABLE})
 
 
 @dataclass(frozen=True)
@@ -47,28 +80,28 @@ class Filler:
     tokens: int
 
 
-def fillers(rate: float, tokens: int, seed: int) -> Iterator[Filler]:
-    """An endless stream: exponential gaps of mean 1 / rate seconds, 4 to 120 words, and 1 to
-    ``tokens`` tokens asked for."""
-    rng = np.random.default_rng(seed)
+def fillers(plan: LoadPlan) -> Iterator[Filler]:
+    """An endless stream: exponential gaps of mean 1 / rate seconds, lengths uniform from 1 on."""
+    rng = np.random.default_rng(plan.seed)
     while True:
-        words = rng.choice(WORDS, size=int(rng.integers(SHORTEST, LONGEST + 1)))
-        yield Filler(
-            float(rng.exponential(1.0 / rate)), " ".join(words), int(rng.integers(1, tokens + 1))
-        )
+        words = rng.choice(WORDS, size=int(rng.integers(1, plan.words + 1)))
+        gap_s = float(rng.exponential(1.0 / plan.rate))
+        yield Filler(gap_s, " ".join(words), int(rng.integers(1, plan.tokens + 1)))
 
 
 class BackgroundLoad:
     """Sends fillers through ``send`` from its own threads until stopped."""
 
-    def __init__(self, send: Callable[[Filler], None], rate: float, tokens: int, seed: int) -> None:
-        self._send, self._stream = send, fillers(rate, tokens, seed)
+    def __init__(self, send: Callable[[Filler], None], plan: LoadPlan) -> None:
+        self.plan = plan
+        self._send, self._stream = send, fillers(plan)
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._pool = ThreadPoolExecutor(MOST_IN_FLIGHT, thread_name_prefix="load")
-        self._in_flight = 0
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._pool = ThreadPoolExecutor(plan.in_flight, thread_name_prefix="load")
+        # Open now, by number: whether each has met one of the other kind.
+        self._open: dict[str, dict[int, bool]] = {"filler": {}, "measured": {}}
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -83,10 +116,30 @@ class BackgroundLoad:
         return self.counts()
 
     def counts(self) -> dict[str, int]:
-        """Fillers sent, answered, failed, and left out because too many were in flight."""
+        """Fillers sent, answered, failed, and left out because too many were in flight; answered
+        ones that were open together with a measured request, and measured requests that were open
+        together with a filler."""
         with self._lock:
-            names = ("sent", "answered", "failed", "left_out")
-            return {name: self._counts[name] for name in names}
+            return {name: self._counts[name] for name in COUNTS}
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Around a measured request: counts it if a filler was open at any time in between."""
+        with self._lock:
+            number = self._enter("measured", "filler")
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._counts["measured_beside"] += self._open["measured"].pop(number)
+
+    def _enter(self, kind: str, other: str) -> int:
+        """Note a request as open, and that it has met all open ones of the other kind."""
+        self._counts[f"{kind} opened"] += 1
+        number = self._counts[f"{kind} opened"]
+        self._open[kind][number] = bool(self._open[other])
+        self._open[other] = dict.fromkeys(self._open[other], True)
+        return number
 
     def _run(self) -> None:
         due = time.monotonic()
@@ -95,13 +148,14 @@ class BackgroundLoad:
             if self._stopped.wait(max(0.0, due - time.monotonic())):
                 return
             with self._lock:
-                full = self._in_flight >= MOST_IN_FLIGHT
-                self._counts["left_out" if full else "sent"] += 1
-                self._in_flight += not full
-            if not full:
-                self._pool.submit(self._one, filler)
+                if len(self._open["filler"]) >= self.plan.in_flight:
+                    self._counts["left_out"] += 1
+                    continue
+                self._counts["sent"] += 1
+                number = self._enter("filler", "measured")
+            self._pool.submit(self._one, filler, number)
 
-    def _one(self, filler: Filler) -> None:
+    def _one(self, filler: Filler, number: int) -> None:
         try:
             self._send(filler)
             outcome = "answered"
@@ -109,4 +163,5 @@ class BackgroundLoad:
             outcome = "failed"
         with self._lock:
             self._counts[outcome] += 1
-            self._in_flight -= 1
+            overlapped = self._open["filler"].pop(number)
+            self._counts["overlapping"] += overlapped and outcome == "answered"

@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 from nondet.backends.base import Request, Response
 from nondet.backends.candidates import RAW_LOGPROBS
 from nondet.backends.engine import SHARED, EngineBackend
-from nondet.backends.load import BackgroundLoad, Filler
+from nondet.backends.load import TABLE as LOAD_TABLE
+from nondet.backends.load import BackgroundLoad, Filler, load_plan
 from nondet.backends.openai_client import Endpoint, EndpointError, request_body
 from nondet.backends.openai_reply import (
     KINDS,
@@ -49,9 +50,7 @@ TABLE: dict[str, Option] = {
     "request_timeout_s": Option(float, 600.0, 0.01, help="longest single request"),
     "retries": Option(int, 4, 0, help="more tries after a fault that gave no answer"),
     "backoff_s": Option(float, 0.5, 0, help="wait before the first of them, then doubled"),
-    "load_rate": Option(float, 0.0, 0, help="background requests a second"),
-    "load_tokens": Option(int, 64, 1, help="most tokens of a background request"),
-    "load_seed": Option(int, 1, 0, help="seed of the background stream"),
+    **LOAD_TABLE,
     "serve": Option(str, choices=ENGINES, help="start this engine's server for the run"),
     "serve_python": Option(str, help="its interpreter"),
 }
@@ -99,8 +98,10 @@ class OpenAIBackend(EngineBackend):
         self.stack = ExitStack()
         url = options["url"]
         self.server = None
+        plan = load_plan(options)
         if options["serve"]:
-            room = self.together + (32 if options["load_rate"] else 0)
+            # No request waits for a place: what the load changes is the batch, not the queue.
+            room = self.together + (plan.in_flight if plan else 0)
             asked = replace(engine_setting(setting, options), batch_size=room)
             limit = options["start_timeout_s"]
             self.server = self.stack.enter_context(
@@ -119,10 +120,8 @@ class OpenAIBackend(EngineBackend):
         self._probe()
         self.pool = ThreadPoolExecutor(self.together, thread_name_prefix="request")
         self.stack.callback(self.pool.shutdown, wait=False, cancel_futures=True)
-        self.load: BackgroundLoad | None = None
-        if options["load_rate"]:
-            args = (options["load_rate"], options["load_tokens"], options["load_seed"])
-            self.load = BackgroundLoad(self._send_filler, *args)
+        self.load = BackgroundLoad(self._send_filler, plan) if plan else None
+        if self.load:
             self.load.start()
 
     def _probe(self) -> None:
@@ -165,14 +164,16 @@ class OpenAIBackend(EngineBackend):
         body = request_body(self.setting, request, self.model, **self.form)
         faults: list[str] = []
         try:
-            reply, faults = self.endpoint.post(self._path, body)
+            with self.load.measured() if self.load else nullcontext():
+                reply, faults = self.endpoint.post(self._path, body)
             self._register(reply)
             response = read_reply(request, reply, self.expected)
         except BadReply as error:
             self.endpoint.faults.add(error.kind)
             response = error_response(request.item_id, self.setting.top_k, str(error))
         except EndpointError as error:
-            return self._noted(error_response(request.item_id, self.setting.top_k, str(error)))
+            note = f"{error} (beside {self.load.plan})" if self.load else str(error)
+            return self._noted(error_response(request.item_id, self.setting.top_k, note))
         if faults:
             response.note = f"{response.note} after {', '.join(faults)}".strip()
         return self._noted(response)
@@ -230,9 +231,8 @@ class OpenAIBackend(EngineBackend):
         }
 
     def _stop(self) -> None:
-        if getattr(self, "load", None) is not None:
-            assert self.load is not None
-            self.load.stop()
+        if load := getattr(self, "load", None):
+            load.stop()
         if hasattr(self, "stack"):
             self.stack.close()
 
