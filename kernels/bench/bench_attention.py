@@ -17,6 +17,7 @@ from typing import Any
 import timing
 import torch
 from nondet_kernels import attention as at
+from nondet_kernels import attention_plan as plan
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 HEADS = {"8B": (32, 8, 128), "Qwen2.5-1.5B": (12, 2, 128), "SmolLM2-135M": (9, 3, 64)}
@@ -105,13 +106,13 @@ def variants(case: Case) -> list[Variant]:
 
 
 def set_variant(variant: Variant, case: Case) -> None:
-    (at.SPLIT, at.BLOCK), shape, _ = variant
+    (plan.SPLIT, plan.BLOCK), shape, _ = variant
     if case[2] > 1:
-        at.shape_of = lambda rows, width, size: shape
+        plan.shape_of = lambda rows, width, size: shape
     else:
-        at.shape_of = lambda rows, width, size: (16, shape[0], shape[1], "loads")
-        at.parallel_shape = lambda per, width, size: shape[:2]
-        at.PARTS, at.MERGE = shape[2:]
+        plan.shape_of = lambda rows, width, size: (16, shape[0], shape[1], "loads")
+        plan.parallel_shape = lambda per, width, size: shape[:2]
+        plan.PARTS, plan.MERGE = shape[2:]
 
 
 def compile_variants(work: list[tuple[Variant, Case]]) -> None:

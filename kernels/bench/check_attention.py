@@ -19,6 +19,7 @@ from typing import Any
 import cases
 import torch
 from nondet_kernels import attention as at
+from nondet_kernels import attention_plan as plan
 from operations import KINDS, data, equal, pick, ulps
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -116,7 +117,7 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
 def engines(one: Callable[..., torch.Tensor], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
            wanted: torch.Tensor) -> bool | torch.Tensor:  # fmt: skip
     """Whether plain loads, the copy engine and specialised warps give the same bits."""
-    usual = at.shape_of
+    usual = plan.shape_of
     same_all: bool | torch.Tensor = True
     for tile in (
         (64, 4, 2, "loads"),
@@ -124,12 +125,12 @@ def engines(one: Callable[..., torch.Tensor], q: torch.Tensor, k: torch.Tensor, 
         (128, 8, 2, "copies"),
         (128, 4, 2, "warps"),
     ):
-        at.shape_of = lambda rows, width, size, tile=tile: tile  # type: ignore[assignment]
+        plan.shape_of = lambda rows, width, size, tile=tile: tile  # type: ignore[assignment]
         try:
             if q.element_size() == 2 and q.shape[-1] <= 128:
                 same_all &= equal(one(q, k, v, parallel=False), wanted)
         finally:
-            at.shape_of = usual
+            plan.shape_of = usual
     return same_all
 
 

@@ -1,125 +1,60 @@
-"""The Triton kernel behind attention: keys in blocks and splits at fixed positions.
+"""The Triton kernels behind attention: who computes which split, of which rows and keys.
 
-A split is a whole number of blocks, two at most in practice, and the body of the loop: the copies
-of the next split are then in flight while this one is computed, also across a split's end. A
-split's sums never see those of another before they are merged, so any program may compute any
-split.
+``attention_kernel`` computes splits, all of a tile in one program or shared out; ``merge_kernel``
+adds up what was shared out where that is much. The arithmetic is in ``attention_blocks``.
 """
 
 from __future__ import annotations
 
-from .arithmetic import divide, far_sum, power_of_two
+from .attention_blocks import add_block, merge, nothing, quotient, walk
 from .support import jit, jit_free, tl
 
 
 @jit
-def load_block(ptr, desc, place, base, keys, stride, b, head, D: tl.constexpr, DP: tl.constexpr,
-               BN: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
-               CLEAN: tl.constexpr):  # fmt: skip
-    """(BN, DP) keys or values from ``base`` on; places from ``keys`` on are zero if CLEAN."""
-    n, d = tl.arange(0, BN)[:, None], tl.arange(0, DP)[None, :]
-    if TMA:
-        block = tl.reshape(desc.load([b, head, place + base, 0]), (BN, DP))
-        if MASKED and CLEAN:
-            block = tl.where(n < keys - base, block, 0.0)
-        return block
-    at = ptr + tl.cast(base, tl.int64) * stride + (n * stride + d)
-    if MASKED:
-        return tl.load(at, mask=(n < keys - base) & (d < D), other=0.0)
-    if D == DP:
-        return tl.load(at)
-    return tl.load(at, mask=d < D, other=0.0)
+def bounds(b, LQ, LK, cu_q, cu_k, start_ptr, end_ptr, VARLEN: tl.constexpr, START: tl.constexpr,
+           END: tl.constexpr):  # fmt: skip
+    """(first query row, number of queries, first key row, number of keys) of a sequence."""
+    q0, place, q_len, end = tl.cast(0, tl.int64), 0, LQ, LK
+    if VARLEN:
+        q0, place = tl.load(cu_q + b).to(tl.int64), tl.load(cu_k + b).to(tl.int32)
+        q_len = (tl.load(cu_q + b + 1) - q0).to(tl.int32)
+        end = tl.load(cu_k + b + 1).to(tl.int32) - place
+    elif END:
+        end = tl.load(end_ptr + b).to(tl.int32)
+    start = 0
+    if START:
+        start = tl.load(start_ptr + b).to(tl.int32)
+    return q0, q_len, place + start, end - start
 
 
 @jit
-def block_sums(s, m, v, l, acc, base, first, last, factor, FIRST: tl.constexpr,
-               MASKED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Add one block of scores s (rows, BN) to a split's maximum, sum and accumulator."""
-    if MASKED:
-        key = base + tl.arange(0, s.shape[1])[None, :]
-        seen = (key >= first[:, None]) & (key < last[:, None])
-        s = tl.where(seen, s, float("-inf"))
-    new = tl.ceil(tl.max(s, axis=1) * factor)
-    if not FIRST:
-        new = tl.maximum(m, new)
-    safe = tl.where(new == float("-inf"), 0.0, new)
-    scale = tl.full(s.shape, factor, tl.float32)
-    p = tl.exp2(tl.fma(s, scale, tl.broadcast_to(-safe[:, None], s.shape)))
-    # The weights as the product will see them: their rounding then cancels in the quotient.
-    p = p.to(DOT)
-    if FIRST:
-        l = far_sum(p.to(tl.float32))
-        acc = tl.dot(p, v, input_precision=PRECISION)
-    else:
-        shrink = power_of_two(m - safe)
-        l = l * shrink + far_sum(p.to(tl.float32))
-        acc = acc * shrink[:, None]
-        acc = tl.dot(p, v, acc, input_precision=PRECISION)
-    return new, l, acc
+def seen_keys(query, q_len, keys, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """(first, last): a row sees the keys first <= j < last; none if it is no real query."""
+    last = tl.where(query < q_len, keys, 0)
+    first = tl.zeros(query.shape, dtype=tl.int32)
+    # Positions count from the first real key.
+    if CAUSAL:
+        last = tl.minimum(tl.maximum(keys - q_len + query + 1, 0), last)
+    if WINDOW:
+        first = tl.maximum(keys - q_len + query - window + 1, 0)
+    return first, last
 
 
 @jit
-def add_block(q, m, l, acc, k_ptr, v_ptr, k_desc, v_desc, place, base, keys, first, last, factor,
-              stride_kl, stride_vl, b, head, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
-              BN: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr, FIRST: tl.constexpr,
-              PRECISION: tl.constexpr):  # fmt: skip
-    """Add the block of keys at ``base`` to a split's (maximum, sum, accumulator)."""
-    k = load_block(k_ptr, k_desc, place, base, keys, stride_kl, b, head, D, DP, BN, TMA, MASKED,
-                   False)  # fmt: skip
-    v = load_block(v_ptr, v_desc, place, base, keys, stride_vl, b, head, D, DP, BN, TMA, MASKED,
-                   True)  # fmt: skip
-    s = tl.dot(q, k.T, input_precision=PRECISION)
-    return block_sums(s, m, v, l, acc, base, first, last, factor, FIRST, MASKED, DOT, PRECISION)
+def tile_range(query, q_len, first, last):
+    """(last key that a row sees, what all real rows see up to, first key) of a tile's rows."""
+    real = query < q_len
+    top = tl.max(last, axis=0)
+    full = tl.min(tl.where(real, last, 2147483647), axis=0)
+    low = tl.min(tl.where(real, first, 2147483647), axis=0)
+    return top, full, low
 
 
 @jit
-def nothing(BM: tl.constexpr, DP: tl.constexpr):
-    """(maximum, sum, accumulator) before any key."""
-    m = tl.full((BM,), float("-inf"), tl.float32)
-    l = tl.zeros((BM,), dtype=tl.float32)
-    return m, l, tl.zeros((BM, DP), dtype=tl.float32)
-
-
-@jit
-def merge(m, l, acc, m2, l2, acc2):
-    """Add the next split's sums; every factor is a power of two, so only the additions round."""
-    new = tl.maximum(m, m2)
-    safe = tl.where(new == float("-inf"), 0.0, new)
-    a, b = power_of_two(m - safe), power_of_two(m2 - safe)
-    total = tl.fma(acc2, tl.broadcast_to(b[:, None], acc.shape), acc * a[:, None])
-    return new, tl.fma(l2, b, l * a), total
-
-
-@jit
-def walk(q, k_ptr, v_ptr, k_desc, v_desc, place, lo, hi, m, l, acc, keys, first, last, factor,
-         stride_kl, stride_vl, b, head, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
-         BN: tl.constexpr, SPLIT: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
-         PRECISION: tl.constexpr):  # fmt: skip
-    """Merge the splits lo <= s < hi into (m, l, acc), in order; one loop over all their blocks."""
-    PER: tl.constexpr = SPLIT // BN
-    m2, l2, acc2 = nothing(q.shape[0], DP)
-    for j in range(lo * PER, hi * PER):
-        m2, l2, acc2 = add_block(q, m2, l2, acc2, k_ptr, v_ptr, k_desc, v_desc, place, j * BN, keys,
-                                 first, last, factor, stride_kl, stride_vl, b, head, D, DP, DOT, BN,
-                                 TMA, MASKED, PER == 1, PRECISION)  # fmt: skip
-        if PER == 1:
-            m, l, acc = merge(m, l, acc, m2, l2, acc2)
-        elif j % PER == PER - 1:
-            m, l, acc = merge(m, l, acc, m2, l2, acc2)
-            m2, l2, acc2 = nothing(q.shape[0], DP)
-    return m, l, acc
-
-
-@jit
-def quotient(acc, l, DOT: tl.constexpr):
-    """Weighted mean; a row that sees no key is zero, not NaN, and zero has one sign."""
-    whole = tl.where(l == 0.0, 1.0, l)
-    if tl.float32 == DOT:
-        y = divide(acc, tl.broadcast_to(whole[:, None], acc.shape))
-    else:
-        # Two roundings far below the one to 16 bits, for a tenth of the time.
-        y = acc * divide(tl.full(whole.shape, 1.0, tl.float32), whole)[:, None]
-    return y + 0.0
+def split_range(low, top, SPLIT: tl.constexpr):
+    """The splits lo <= s < hi that any row of the tile sees; one at least."""
+    s_lo = tl.minimum(low, top) // SPLIT
+    return s_lo, tl.maximum(tl.cdiv(top, SPLIT), s_lo + 1)
 
 
 @jit
@@ -153,86 +88,36 @@ def add_splits(mine, space, lo, hi, o_ptr, row0, shift, q_len, stride_oh, stride
 
 
 @jit
-def bounds(b, LQ, LK, cu_q, cu_k, start_ptr, end_ptr, VARLEN: tl.constexpr, START: tl.constexpr,
-           END: tl.constexpr):  # fmt: skip
-    """(first query row, number of queries, first key row, number of keys) of a sequence."""
-    q0, place, q_len, end = tl.cast(0, tl.int64), 0, LQ, LK
-    if VARLEN:
-        q0, place = tl.load(cu_q + b).to(tl.int64), tl.load(cu_k + b).to(tl.int32)
-        q_len = (tl.load(cu_q + b + 1) - q0).to(tl.int32)
-        end = tl.load(cu_k + b + 1).to(tl.int32) - place
-    elif END:
-        end = tl.load(end_ptr + b).to(tl.int32)
-    start = 0
-    if START:
-        start = tl.load(start_ptr + b).to(tl.int32)
-    return q0, q_len, place + start, end - start
-
-
-@jit
-def seen_keys(query, q_len, keys, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """(first, last): a row sees the keys first <= j < last; none if it is no real query."""
-    last = tl.where(query < q_len, keys, 0)
-    first = tl.zeros(query.shape, dtype=tl.int32)
-    # Positions count from the first real key.
-    if CAUSAL:
-        last = tl.minimum(tl.maximum(keys - q_len + query + 1, 0), last)
-    if WINDOW:
-        first = tl.maximum(keys - q_len + query - window + 1, 0)
-    return first, last
+def store_splits(q, mine, space, lo, hi, k_ptr, v_ptr, k_desc, v_desc, place, top, first, last,
+                 factor, stride_kl, stride_vl, plane, head, mask, D: tl.constexpr,
+                 DP: tl.constexpr, DOT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                 SPLIT: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Compute the splits lo <= s < hi and leave each one's sums in the workspace ``mine``."""
+    r = tl.arange(0, BM)
+    cell = 2 * BM + r[:, None] * DP + tl.arange(0, DP)[None, :]
+    m, l, acc = nothing(BM, DP)
+    for j in range(lo * (SPLIT // BN), hi * (SPLIT // BN)):
+        m, l, acc = add_block(q, m, l, acc, k_ptr, v_ptr, k_desc, v_desc, place, j * BN, top,
+                              first, last, factor, stride_kl, stride_vl, plane, head, D, DP, DOT,
+                              BN, TMA, True, SPLIT == BN, PRECISION)  # fmt: skip
+        if (j + 1) % (SPLIT // BN) == 0:
+            source = mine + j // (SPLIT // BN) * space
+            tl.store(source + r, m)
+            tl.store(source + BM + r, l)
+            tl.store(source + cell, acc, mask)
+            m, l, acc = nothing(BM, DP)
 
 
 @jit_free("LQ", "LK", "NPARTS", "PER", "window", "G")
 def attention_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    o_ptr,
-    ws_ptr,
-    counter_ptr,
-    cu_q,
-    cu_k,
-    start_ptr,
-    end_ptr,
-    k_desc,
-    v_desc,
-    LQ,
-    LK,
-    NPARTS,
-    PER,
-    window,
-    factor,
-    stride_qb,
-    stride_qh,
-    stride_ql,
-    stride_kb,
-    stride_kh,
-    stride_kl,
-    stride_vb,
-    stride_vh,
-    stride_vl,
-    stride_ob,
-    stride_oh,
-    stride_ol,
-    G,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    DOT: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    SPLIT: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    VARLEN: tl.constexpr,
-    START: tl.constexpr,
-    END: tl.constexpr,
-    PARALLEL: tl.constexpr,
-    LATER: tl.constexpr,
-    PR: tl.constexpr,
-    AHEAD: tl.constexpr,
-    TMA: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, o_ptr, ws_ptr, counter_ptr, cu_q, cu_k, start_ptr, end_ptr, k_desc, v_desc,
+    LQ, LK, NPARTS, PER, window, factor, stride_qb, stride_qh, stride_ql, stride_kb, stride_kh,
+    stride_kl, stride_vb, stride_vh, stride_vl, stride_ob, stride_oh, stride_ol, G,
+    D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    SPLIT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, VARLEN: tl.constexpr,
+    START: tl.constexpr, END: tl.constexpr, PARALLEL: tl.constexpr, LATER: tl.constexpr,
+    PR: tl.constexpr, AHEAD: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Rows of a tile are (query, head of the group) pairs that share a key head.
 
     Grid (row tiles, key heads, sequences, times NPARTS if PARALLEL); a part is PER splits. The
@@ -254,20 +139,15 @@ def attention_kernel(
     o_ptr += head.to(tl.int64) * G * stride_oh
     k_ptr += head.to(tl.int64) * stride_kh + tl.cast(place, tl.int64) * stride_kl
     v_ptr += head.to(tl.int64) * stride_vh + tl.cast(place, tl.int64) * stride_vl
-    r = tl.arange(0, BM)
+    r, d = tl.arange(0, BM), tl.arange(0, DP)
     query, member = (tile * BM + r) // G, (tile * BM + r) % G
-    real = query < q_len
     first, last = seen_keys(query, q_len, keys, window, CAUSAL, WINDOW)
-    top = tl.max(last, axis=0)
-    full = tl.min(tl.where(real, last, 2147483647), axis=0)
-    low = tl.min(tl.where(real, first, 2147483647), axis=0)
-    d = tl.arange(0, DP)
-    at, mask = query[:, None].to(tl.int64), real[:, None] & (d[None, :] < D)
+    top, full, low = tile_range(query, q_len, first, last)
+    at, mask = query[:, None].to(tl.int64), (query < q_len)[:, None] & (d[None, :] < D)
     q_at = at * stride_ql + member[:, None] * stride_qh + d[None, :]
     q = tl.load(q_ptr + q_at, mask=mask, other=0.0)
     out = o_ptr + at * stride_ol + member[:, None] * stride_oh + d[None, :]
-    s_lo = tl.minimum(low, top) // SPLIT
-    s_hi = tl.maximum(tl.cdiv(top, SPLIT), s_lo + 1)
+    s_lo, s_hi = split_range(low, top, SPLIT)
     s_full = s_lo if WINDOW else full // SPLIT
     m, l, acc = nothing(BM, DP)
     if PARALLEL:
@@ -278,17 +158,9 @@ def attention_kernel(
         group = (b.to(tl.int64) * tl.num_programs(1) + head) * tl.num_programs(0) + tile
         space = BM * (DP + 2)
         mine = ws_ptr + group * (NPARTS * PER) * space
-        cell = 2 * BM + r[:, None] * DP + d[None, :]
-        for j in range(lo * (SPLIT // BN), hi * (SPLIT // BN)):
-            m, l, acc = add_block(q, m, l, acc, k_ptr, v_ptr, k_desc, v_desc, place, j * BN, top,
-                                  first, last, factor, stride_kl, stride_vl, plane, head, D, DP,
-                                  DOT, BN, TMA, True, SPLIT == BN, PRECISION)  # fmt: skip
-            if (j + 1) % (SPLIT // BN) == 0:
-                source = mine + j // (SPLIT // BN) * space
-                tl.store(source + r, m)
-                tl.store(source + BM + r, l)
-                tl.store(source + cell, acc, mask)
-                m, l, acc = nothing(BM, DP)
+        store_splits(q, mine, space, lo, hi, k_ptr, v_ptr, k_desc, v_desc, place, top, first, last,
+                     factor, stride_kl, stride_vl, plane, head, mask, D, DP, DOT, BM, BN, SPLIT,
+                     TMA, PRECISION)  # fmt: skip
         if LATER:
             return
         tl.debug_barrier()
@@ -298,7 +170,6 @@ def attention_kernel(
         add_splits(mine, space, s_lo, s_hi, o_ptr, tile * BM, 0, q_len, stride_oh, stride_ol, G, 0,
                    DOT, D, DP, BM, PR, DP, AHEAD)  # fmt: skip
         tl.store(counter_ptr + group, 0)
-        return
     else:
         if not WINDOW:
             m, l, acc = walk(q, k_ptr, v_ptr, k_desc, v_desc, place, s_lo, s_full, m, l, acc, top,
@@ -307,39 +178,17 @@ def attention_kernel(
         m, l, acc = walk(q, k_ptr, v_ptr, k_desc, v_desc, place, s_full, s_hi, m, l, acc, top,
                          first, last, factor, stride_kl, stride_vl, plane, head, D, DP, DOT, BN,
                          SPLIT, TMA, True, PRECISION)  # fmt: skip
-    tl.store(out, quotient(acc, l, DOT).to(o_ptr.dtype.element_ty), mask)
+        tl.store(out, quotient(acc, l, DOT).to(o_ptr.dtype.element_ty), mask)
 
 
 @jit_free("LQ", "LK", "NSPLITS", "TILES", "window", "G")
 def merge_kernel(
-    o_ptr,
-    ws_ptr,
-    cu_q,
-    cu_k,
-    start_ptr,
-    end_ptr,
-    LQ,
-    LK,
-    NSPLITS,
-    TILES,
-    window,
-    stride_ob,
-    stride_oh,
-    stride_ol,
-    G,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    DOT: tl.constexpr,
-    BM: tl.constexpr,
-    SPLIT: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    VARLEN: tl.constexpr,
-    START: tl.constexpr,
-    END: tl.constexpr,
-    DC: tl.constexpr,
+    o_ptr, ws_ptr, cu_q, cu_k, start_ptr, end_ptr, LQ, LK, NSPLITS, TILES, window, stride_ob,
+    stride_oh, stride_ol, G, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
+    BM: tl.constexpr, SPLIT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    VARLEN: tl.constexpr, START: tl.constexpr, END: tl.constexpr, DC: tl.constexpr,
     AHEAD: tl.constexpr,
-):
+):  # fmt: skip
     """Add up what ``attention_kernel`` left in the workspace; grid (rows x columns / DC, heads, b).
 
     A program has one row, so that long contexts of few heads fill the processors here too.
@@ -353,10 +202,8 @@ def merge_kernel(
     # The bounds of the row's tile, as in the kernel before.
     query = (tile * BM + tl.arange(0, BM)) // G
     first, last = seen_keys(query, q_len, keys, window, CAUSAL, WINDOW)
-    top = tl.max(last, axis=0)
-    low = tl.min(tl.where(query < q_len, first, 2147483647), axis=0)
-    s_lo = tl.minimum(low, top) // SPLIT
-    s_hi = tl.maximum(tl.cdiv(top, SPLIT), s_lo + 1)
+    top, _, low = tile_range(query, q_len, first, last)
+    s_lo, s_hi = split_range(low, top, SPLIT)
     plane = b * 0 if VARLEN else b
     o_ptr += q0 * stride_ol + plane.to(tl.int64) * stride_ob + head.to(tl.int64) * G * stride_oh
     space = BM * (DP + 2)

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from .arithmetic import divide, square_root, tree_sum
+from .norm_kernels import norm_kernel
 from .support import (
     Ready,
     cdiv,
     differentiable,
-    jit_free,
     layout,
     next_power_of_2,
     on_device,
@@ -54,99 +53,6 @@ def layer_norm_reference(x: torch.Tensor, weight: torch.Tensor | None = None,
     y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
     y = y if weight is None else y * weight.double()
     return (y if bias is None else y + bias.double()).to(x.dtype)
-
-
-@jit_free("M")
-def norm_kernel(
-    x_ptr,
-    r_ptr,
-    w_ptr,
-    b_ptr,
-    y_ptr,
-    h_ptr,
-    mean_ptr,
-    rstd_ptr,
-    M,
-    D,
-    stride_x,
-    stride_r,
-    eps,
-    eps_low,
-    R: tl.constexpr,
-    B: tl.constexpr,
-    ONE: tl.constexpr,
-    CENTRE: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    WEIGHT: tl.constexpr,
-    BIAS: tl.constexpr,
-    STATS: tl.constexpr,
-    ACC: tl.constexpr,
-):
-    """R rows a program; B columns at a time; one block if ONE, else chunks of B."""
-    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
-    col = tl.arange(0, B)[None, :]
-    here = row < M
-    x_row, y_row = x_ptr + row * stride_x, y_ptr + row * D
-    r_row, h_row = r_ptr + row * stride_r, h_ptr + row * D
-    if ONE:
-        mask = here & (col < D)
-        x = tl.load(x_row + col, mask, other=0.0)
-        if RESIDUAL:
-            # Rounded to the stream's type first, so that h and norm(h) agree with each other.
-            x = (x.to(ACC) + tl.load(r_row + col, mask, other=0.0).to(ACC)).to(x.dtype)
-            tl.store(h_row + col, x, mask)
-        x = x.to(ACC)
-        mean = tl.zeros((R,), dtype=ACC)
-        if CENTRE:
-            mean = divide(tree_sum(x), tl.full((R,), D, ACC))
-            x = tl.where(mask, x - mean[:, None], 0.0)
-        square = tree_sum(x * x)
-    else:
-        mean = tl.zeros((R,), dtype=ACC)
-        lanes = tl.zeros((R, B), dtype=ACC)
-        if CENTRE or RESIDUAL:
-            for base in range(0, D, B):
-                mask = here & (base + col < D)
-                x = tl.load(x_row + base + col, mask, other=0.0)
-                if RESIDUAL:
-                    r = tl.load(r_row + base + col, mask, other=0.0)
-                    x = (x.to(ACC) + r.to(ACC)).to(x.dtype)
-                    tl.store(h_row + base + col, x, mask)
-                lanes += x.to(ACC)
-            if RESIDUAL:
-                tl.debug_barrier()
-                x_row = h_row
-        if CENTRE:
-            mean = divide(tree_sum(lanes), tl.full((R,), D, ACC))
-        lanes = tl.zeros((R, B), dtype=ACC)
-        for base in range(0, D, B):
-            mask = here & (base + col < D)
-            x = tl.load(x_row + base + col, mask, other=0.0).to(ACC)
-            x = tl.where(mask, x - mean[:, None], 0.0)
-            lanes += x * x
-        square = tree_sum(lanes)
-    variance = divide(square, tl.full((R,), D, ACC)) + tl.full((R,), eps, ACC)
-    if tl.float64 == ACC:
-        variance += tl.full((R,), eps_low, ACC)
-    root = square_root(variance)
-    rstd = divide(tl.full((R,), 1.0, ACC), root)
-    if STATS:
-        line = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
-        tl.store(mean_ptr + line, mean, line < M)
-        tl.store(rstd_ptr + line, rstd, line < M)
-    for base in range(0, D, B):
-        mask = here & (base + col < D)
-        if not ONE:
-            x = tl.load(x_row + base + col, mask, other=0.0).to(ACC) - mean[:, None]
-        if tl.float64 == ACC:
-            y = x / root[:, None]  # One rounding less; FP64 is about accuracy.
-        else:
-            y = x * rstd[:, None]
-        if WEIGHT:
-            y = y * tl.load(w_ptr + base + col, base + col < D, other=0.0).to(ACC)
-        if BIAS:
-            y = y + tl.load(b_ptr + base + col, base + col < D, other=0.0).to(ACC)
-        tl.store(y_row + base + col, y.to(y_ptr.dtype.element_ty), mask)
 
 
 _ready = Ready()

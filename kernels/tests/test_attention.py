@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from nondet_kernels import attention as at
+from nondet_kernels import attention_plan as plan
 from nondet_kernels.attention_hopper import flat
 
 H, HK, D, LQ, LK = 4, 2, 16, 20, 100
@@ -16,8 +17,8 @@ H, HK, D, LQ, LK = 4, 2, 16, 20, 100
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and splits small enough for short sequences to have several."""
-    monkeypatch.setattr(at, "SPLIT", 64)
-    monkeypatch.setattr(at, "BLOCK", 32)
+    monkeypatch.setattr(plan, "SPLIT", 64)
+    monkeypatch.setattr(plan, "BLOCK", 32)
 
 
 def tensors(batch: int = 2, dtype: torch.dtype = torch.float16) -> list[torch.Tensor]:
@@ -52,8 +53,8 @@ def test_window(window: int) -> None:
 def test_a_kernel_of_its_own_adds_the_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = tensors()
     full = at.attention(q, k, v)
-    monkeypatch.setattr(at, "MERGE", 1)
-    monkeypatch.setattr(at, "PARTS", 0.01)  # two splits a program
+    monkeypatch.setattr(plan, "MERGE", 1)
+    monkeypatch.setattr(plan, "PARTS", 0.01)  # two splits a program
     for window in (None, 40):
         step = at.attention(q[:, :, -1:], k, v, window=window, parallel=True)
         want = full if window is None else at.attention(q, k, v, window=window, parallel=False)
@@ -130,7 +131,7 @@ def test_neighbours_do_not_matter() -> None:
 def test_rows_of_a_tile_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = tensors(1)
     base = at.attention(q, k, v)
-    monkeypatch.setattr(at, "shape_of", lambda *_: (64, 4, 1, "loads"))
+    monkeypatch.setattr(plan, "shape_of", lambda *_: (64, 4, 1, "loads"))
     torch.testing.assert_close(at.attention(q, k, v), base, rtol=2e-3, atol=2e-3)
 
 
