@@ -153,10 +153,11 @@ def analyse(
 
 def _nothing(study: Study, seed: int | None) -> Analysis:
     reasons = ["No run completed: there is nothing to compare."]
-    if study.failed:
-        reasons.append(f"{len(study.failed)} of {len(study.runs)} runs are missing.")
+    lost, asked = len(study.failed) + study.missing, len(study.runs) + study.missing
+    if lost:
+        reasons.append(f"{lost} of {asked} runs are missing.")
     summary = run_tables.summary_table(study, None, None)
-    notes = list(study.notes)
+    notes = [*study.notes, *_absent(study)]
     return Analysis(study.name, seed, None, study.factors, INCONCLUSIVE, reasons, notes, summary)
 
 
@@ -179,7 +180,7 @@ def _evidence(study: Study, loaded: Loaded, pairs: pd.DataFrame) -> Evidence:
     noise = pairs["max_abs_dlogprob"].dropna()
     return Evidence(
         runs=len(loaded.runs),
-        failed=len(study.failed),
+        failed=len(study.failed) + study.missing,
         items=loaded.items,
         tokens=int(loaded.outcomes[0].lengths_P.sum()),
         repeat_pairs=of_kind("repeat"),
@@ -203,11 +204,18 @@ def _notes(study: Study, loaded: Loaded, scanned: Scan, limit: int) -> list[str]
             f"{loaded.items} items: 95 % intervals of means of skewed values, such as lengths, "
             "cover about 92 % with so few."
         )
+    notes += _absent(study)
     notes += [
         f"{run_tables.run_labels(study)[run.id]}: {run.status}, {run.record.get('reason')}."
         for run in study.failed
     ]
     return notes
+
+
+def _absent(study: Study) -> list[str]:
+    many = study.missing
+    words = "run that was asked for has" if many == 1 else "runs that were asked for have"
+    return [f"{many} {words} no folder."] if many else []
 
 
 def _controls(study: Study, pairs: pd.DataFrame) -> pd.DataFrame:

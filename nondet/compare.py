@@ -19,8 +19,8 @@ from nondet.metrics.gate import LEVELS, USAGE, Gate, Matched, decide, junit
 from nondet.metrics.load import load
 from nondet.metrics.run_tables import run_labels
 from nondet.metrics.sides import compare_stored
-from nondet.runs import Run, incomparable
-from nondet.study import Study, StudyError, load_study
+from nondet.runs import Run
+from nondet.study import Study, StudyError, load_study, not_comparable
 
 
 def compare(
@@ -38,12 +38,13 @@ def compare(
         StudyError: nothing can be matched, or two runs are not comparable (names the field).
     """
     for one, two in zip(a.complete[:1], b.complete[:1], strict=False):
-        reason = incomparable(one, two)
+        reason = not_comparable(one, two)
         if reason:
             raise StudyError(f"{one.folder} and {two.folder}: not comparable, {reason}")
     pairs, lone_a, lone_b = match(a, b)
     missing = [f"{run.id} did not complete: {run.record.get('reason')}." for run in a.failed]
     missing += [f"{run.id} did not complete: {run.record.get('reason')}." for run in b.failed]
+    missing += [*absent(a, "A"), *absent(b, "B")]
     if not pairs and not missing:
         raise StudyError(f"{a.name} and {b.name}: no run of one has the factors of the other's")
     for side, lone in (("A", lone_a), ("B", lone_b)):
@@ -62,6 +63,12 @@ def compare(
     return Gate(code, reasons, level, rate, items, matched, lone_a, lone_b)
 
 
+def absent(study: Study, side: str = "") -> list[str]:
+    """A sentence on runs that were asked for and have no folder."""
+    where = f" of {side}" if side else ""
+    return [f"{study.missing} runs asked for{where} have no folder."] if study.missing else []
+
+
 def match(a: Study, b: Study) -> tuple[list[tuple[Run, Run]], list[str], list[str]]:
     """Complete runs of both with the same varying factors and repeat, and labels of the rest."""
     names = tuple(dict.fromkeys([*a.factors, *b.factors]))
@@ -69,7 +76,8 @@ def match(a: Study, b: Study) -> tuple[list[tuple[Run, Run]], list[str], list[st
     def key(run: Run) -> tuple[str, ...]:
         return (*(repr(run.factors.get(name)) for name in names), str(run.repeat))
 
-    if len(a.complete) == len(b.complete) == 1:
+    # Single runs are partners whatever they are; what is left of two studies is not.
+    if len(a.complete) == len(b.complete) == len(a.runs) == len(b.runs) == 1:
         return [(a.complete[0], b.complete[0])], [], []
     partners = {key(run): run for run in b.complete}
     pairs = [(run, partners[key(run)]) for run in a.complete if key(run) in partners]

@@ -8,8 +8,8 @@ outputs/<study>/<time>/report/      everything made from them
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from nondet.settings import Setting
 
 # Never a factor of a table, even when they differ between runs.
 NOT_FACTORS = ("top_k",)
+# Packages whose versions tell runs of one setting apart.
+GENERATING = ("torch", "transformers", "vllm", "sglang")
 
 
 class StudyError(ValueError):
@@ -27,12 +29,16 @@ class StudyError(ValueError):
 
 @dataclass(frozen=True)
 class Study:
-    """Runs that belong together, in order; the first complete one is the reference."""
+    """Runs that belong together, in order; the first complete one is the reference.
+
+    missing: how many runs were asked for and have no folder, as after a killed sweep.
+    """
 
     name: str
     runs: tuple[Run, ...]
     seed: int = 0
     notes: tuple[str, ...] = ()
+    missing: int = 0
 
     @cached_property
     def complete(self) -> tuple[Run, ...]:
@@ -106,13 +112,15 @@ def run_folders(folder: Path) -> list[Path]:
 def load_study(folders: Sequence[Path]) -> Study:
     """One study from one or several folders, also of several machines, merged by run id.
 
+    Of a run that is in several folders a complete copy is taken. Runs of one setting on different
+    machines or with different versions are no repeats: these become factors (``told_apart``).
     Raises StudyError when a folder holds no run or when two runs are not comparable; the
     message names the field that differs.
     """
     runs: dict[str, Run] = {}
     names: list[str] = []
     notes: dict[str, None] = {}
-    seed = 0
+    seed = missing = 0
     for folder in folders:
         found = run_folders(folder)
         if not found:
@@ -123,16 +131,72 @@ def load_study(folders: Sequence[Path]) -> Study:
         seed = int(record.get("seed", seed))
         if record.get("marker"):
             notes[_marker_note(record["marker"])] = None
+        asked = max(int(record.get("planned") or 0), len(record.get("runs") or ()))
+        missing += max(0, asked - len(found))
         for path in found:
             run = read_run(path)
-            runs.setdefault(run.id, run)
-    study = Study(" + ".join(dict.fromkeys(names)), tuple(runs.values()), seed, tuple(notes))
+            if run.id not in runs or runs[run.id].status != "complete":
+                runs[run.id] = run
+    name = " + ".join(dict.fromkeys(names))
+    study = told_apart(Study(name, tuple(runs.values()), seed, tuple(notes), missing))
     for run in study.complete[1:]:
-        reason = incomparable(study.complete[0], run)
+        reason = not_comparable(study.complete[0], run)
         if reason:
             other = study.complete[0].folder
             raise StudyError(f"{run.folder}: not comparable with {other}, {reason}")
     return study
+
+
+def not_comparable(a: Run, b: Run) -> str | None:
+    """``runs.incomparable``, and whether one counts characters where the other counts tokens."""
+    units = [(run.record.get("observed") or {}).get("token_unit", "tokens") for run in (a, b)]
+    if units[0] != units[1]:
+        return f"token_unit: {units[0]} against {units[1]}"
+    return incomparable(a, b)
+
+
+def told_apart(study: Study) -> Study:
+    """The study with what else its runs differ in as factors: machine, versions, code.
+
+    Two runs are repeats only if nothing that may move a token differs. Machine and versions become
+    factors where they vary within a setting; the hash of our code only where two runs of a
+    setting have the same repeat number all the same.
+    """
+    for name, fact in (("machine", machine_of), ("versions", versions_of)):
+        values: dict[str, set[str]] = {}
+        for run in study.complete:
+            values.setdefault(repr(study.setting_key(run)), set()).add(fact(run))
+        if any(len(found - {""}) > 1 for found in values.values()):
+            study = _with_factor(study, name, fact)
+    keys = [repr((study.setting_key(run), run.repeat)) for run in study.complete]
+    return study if len(set(keys)) == len(keys) else _with_factor(study, "code", code_of)
+
+
+def _with_factor(study: Study, name: str, fact: Callable[[Run], str]) -> Study:
+    runs = tuple(
+        Run(run.folder, {**run.record, "factors": {**run.factors, name: fact(run) or None}})
+        for run in study.runs
+    )
+    return replace(study, runs=runs)
+
+
+def machine_of(run: Run) -> str:
+    """Kinds of GPU that a run was made on, or its CPU; empty where it was not recorded."""
+    environment = run.record.get("environment") or {}
+    device = str((run.record.get("observed") or {}).get("device", ""))
+    gpus = [] if device.startswith("cpu") else list(environment.get("gpus") or [])
+    return " and ".join(sorted(set(map(str, gpus)))) or str(environment.get("cpu") or "")
+
+
+def versions_of(run: Run) -> str:
+    """Versions of what generates; empty where they were not recorded."""
+    versions = (run.record.get("environment") or {}).get("versions") or {}
+    return ", ".join(f"{name} {versions[name]}" for name in GENERATING if versions.get(name))
+
+
+def code_of(run: Run) -> str:
+    """Hash of our generating code, shortened; empty where it was not recorded."""
+    return str((run.record.get("environment") or {}).get("code") or "")[:8]
 
 
 def _marker_note(marker: Mapping[str, Any]) -> str:
