@@ -414,3 +414,12 @@ def test_a_fork_at_the_end_of_one_response_has_candidates_on_the_longer_side(
     }
     assert math.isnan(gaps[2])
     assert gaps[3] == pytest.approx(0.1, abs=1e-6)
+
+
+def test_a_response_cut_before_its_first_token_is_not_at_risk(tmp_path: Path) -> None:
+    rows = [Row([5, 6], [-1.0, -1.0]), Row([7, 8], [-1.0, -1.0])]
+    lost = Row([], [], "error", None, None, None)
+    write_run(tmp_path / "runs", {"batch_size": 1}, rows)
+    write_run(tmp_path / "runs", {"batch_size": 2}, [Row([9, 6], [-1.0, -1.0]), lost])
+    curve = analyse(load_study([tmp_path])).survival
+    assert curve[["t", "at_risk", "events", "survival"]].to_numpy().tolist() == [[0, 1, 1, 0]]

@@ -114,3 +114,49 @@ def test_bands_hold_their_curves_without_warnings() -> None:
             assert (low[inside] <= middle[inside]).all()
             assert (middle[inside] <= high[inside]).all()
             assert ((low >= -1e-12) & (high <= 1 + 1e-12)).all()
+
+
+def test_a_curve_at_zero_has_an_exact_band_and_not_one_of_no_width() -> None:
+    rng = np.random.default_rng(0)
+    bound = 1 - 0.025 ** (1 / 30)
+    for time in (np.zeros(30, dtype=np.int64), np.arange(30)):
+        gone = agreement_curve(time, np.full(30, DIVERGED), rng)
+        assert (gone.low[-1], gone.high[-1]) == (0, pytest.approx(bound))
+        assert (gone.incidence_low[-1], gone.incidence_high[-1]) == (pytest.approx(1 - bound), 1)
+    # Twenty of thirty cut first: the last ten say less than thirty would.
+    time, status = np.repeat([1, 5], [20, 10]), np.repeat([CENSORED, DIVERGED], [20, 10])
+    left = agreement_curve(time, status, rng)
+    assert left.high[-1] == pytest.approx(1 - 0.025 ** (1 / 10))
+
+
+def test_those_who_ended_identical_count_for_the_incidence() -> None:
+    ended = agreement_curve(np.arange(30), np.full(30, FINISHED), np.random.default_rng(0))
+    # 0 of 30 have parted, whoever ended first.
+    np.testing.assert_allclose(ended.incidence_high, 1 - 0.025 ** (1 / 30))
+    # The hazard of a token is known from those who still say one.
+    np.testing.assert_allclose(ended.low, 0.025 ** (1 / np.arange(30, 0, -1)))
+    cut = agreement_curve(np.arange(30), np.full(30, CENSORED), np.random.default_rng(0))
+    np.testing.assert_allclose(cut.incidence_high, 1 - 0.025 ** (1 / np.arange(30, 0, -1)))
+
+
+def test_exact_bands_count_items_and_not_samples() -> None:
+    item_P = np.repeat(np.arange(10), 16)
+    for status in (CENSORED, DIVERGED):
+        curve = agreement_curve(
+            np.full(160, 9), np.full(160, status), np.random.default_rng(0), item_P=item_P
+        )
+        assert curve.high[0] - curve.low[0] == pytest.approx(1 - 0.025 ** (1 / 10))
+        assert curve.incidence_high[0] - curve.incidence_low[0] == pytest.approx(
+            1 - 0.025 ** (1 / 10)
+        )
+
+
+def test_a_single_item_with_samples_has_no_band_in_between() -> None:
+    curve = agreement_curve(
+        np.array([3, 9, 9]),
+        np.array([DIVERGED, FINISHED, FINISHED]),
+        np.random.default_rng(0),
+        item_P=np.zeros(3, dtype=np.int64),
+    )
+    assert curve.survival[0] == pytest.approx(2 / 3)
+    assert np.isnan([curve.low[0], curve.high[0], curve.incidence_low[0]]).all()

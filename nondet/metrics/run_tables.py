@@ -240,9 +240,13 @@ def survival_table(
 ) -> pd.DataFrame:
     """Kaplan-Meier survival and cumulative incidence against the reference, step by step."""
     status = np.where(first.diverged, DIVERGED, np.where(first.cut, CENSORED, ENDED))
+    # Of a response cut before its first token (an error) nothing was compared.
+    seen = ~(first.cut & (first.prefix == 0))
     curves = [
-        agreement_curve(first.time[:, run], status[:, run], rng, loaded.item_P, resamples)
-        for run in range(1, len(loaded.runs))
+        agreement_curve(
+            first.time[rows, run], status[rows, run], rng, loaded.item_P[rows], resamples
+        )
+        for run, rows in ((run, seen[:, run]) for run in range(1, len(loaded.runs)))
     ]
     ids = [run.id for run in loaded.runs[1:]]
     sizes = [len(curve.time) for curve in curves]

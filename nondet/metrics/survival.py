@@ -75,25 +75,43 @@ def _curves(
 def _band(
     survival_M: NDArray[np.float64],
     drawn_BM: NDArray[np.float64],
-    bound_M: NDArray[np.float64],
+    intact_M: NDArray[np.float64],
+    parted_M: NDArray[np.float64],
     level: float,
 ) -> NDArray[np.float64]:
     """Pointwise band, (2, M): the spread of the resampled curves on the scale log(-log S).
 
     That scale keeps the band within 0 and 1 and its coverage near the level with few items
-    (Kalbfleisch and Prentice 1980), which plain percentiles do not. Where S is 0 percentiles are
-    taken, where it is 1 the exact ``bound_M``.
+    (Kalbfleisch and Prentice 1980), which plain percentiles do not. Resamples of a curve that is
+    at 1 or 0 do not move: there exact bounds are taken, for ``intact_M`` items of which none has
+    parted and ``parted_M`` of which all have. NaN where the resamples do not move otherwise.
     """
-    band = np.quantile(drawn_BM, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    band = np.empty((2, len(survival_M)))
     # Sums of shares end a rounding error away from 0 or 1.
-    untouched = survival_M >= 1 - _ROUNDING
-    inside = (survival_M > _ROUNDING) & ~untouched
+    untouched, gone = survival_M >= 1 - _ROUNDING, survival_M <= _ROUNDING
+    inside = ~gone & ~untouched
     value = survival_M[inside]
     spread = drawn_BM[:, inside].std(axis=0, ddof=1) / (value * -np.log(value))
-    reach = float(norm.ppf((1 + level) / 2)) * spread
+    # Resamples of a single item are all the same.
+    reach = float(norm.ppf((1 + level) / 2)) * np.where(spread > _ROUNDING, spread, np.nan)
     band[0, inside], band[1, inside] = value ** np.exp(reach), value ** np.exp(-reach)
-    band[0, untouched], band[1, untouched] = 1 - bound_M[untouched], 1.0
-    return np.asarray(band)
+    band[0, untouched], band[1, untouched] = 1 - _unseen(intact_M, level)[untouched], 1.0
+    band[0, gone], band[1, gone] = 0.0, _unseen(parted_M, level)[gone]
+    return band
+
+
+def _unseen(items_M: NDArray[np.float64], level: float) -> NDArray[np.float64]:
+    """Exact upper bound of a share of which 0 of n was seen, from n at each time."""
+    return np.asarray(1 - ((1 - level) / 2) ** (1 / np.maximum(items_M, 1)))
+
+
+def _observed(
+    time_P: NDArray[np.int64], item_P: NDArray[np.int64], times_M: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Items of which a row lasts at least until each time, (M,)."""
+    last = np.full(int(item_P.max()) + 1, -1, dtype=np.int64)
+    np.maximum.at(last, item_P, time_P)
+    return (last[None, :] >= times_M[:, None]).sum(axis=1).astype(np.float64)
 
 
 def agreement_curve(
@@ -113,7 +131,11 @@ def agreement_curve(
         item_P: the item of each row when an item has several rows; they are drawn together.
         resamples: 0 leaves the bands NaN.
 
-    Where nothing has parted yet the band is the exact binomial one for the number at risk.
+    Where nothing has parted yet the band is the exact binomial one for the items at risk; of the
+    incidence for the items that were not cut before. Where all have parted it is the exact one
+    for as many items as were followed: those at risk over the share that was still at risk (the
+    effective number of Peto et al. 1977, without censoring all of them). With one item it is NaN
+    in between.
     """
     if not len(time_P):
         empty = np.empty(0)
@@ -130,10 +152,13 @@ def agreement_curve(
         items = np.arange(len(time_P)) if item_P is None else item_P
         weights = item_weights(int(items.max()) + 1, rng, resamples)[:, items]
         drawn = _curves(*_tables(weights, order, starts, status))
-        # The exact upper bound of a share of which 0 of n was seen.
-        bound = 1 - ((1 - level) / 2) ** (1 / at_risk[0])
-        bands[:2] = _band(survival[0], drawn[0], bound, level)
-        bands[2:] = 1 - _band(1 - incidence[0], 1 - drawn[1], bound, level)[::-1]
+        left = _observed(time_P, items, times)
+        effective = np.minimum(left / np.append(1.0, survival[0][:-1]).clip(_ROUNDING), left[0])
+        bands[:2] = _band(survival[0], drawn[0], left, effective, level)
+        # What became of all but the cut ones is known for good.
+        known = np.where(status == CENSORED, time_P, times[-1])
+        followed = _observed(known, items, times)
+        bands[2:] = 1 - _band(1 - incidence[0], 1 - drawn[1], followed, followed, level)[::-1]
     return Curve(
         times,
         at_risk[0].astype(np.int64),
