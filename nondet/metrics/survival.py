@@ -111,7 +111,7 @@ def _observed(
     """Items of which a row lasts at least until each time, (M,)."""
     last = np.full(int(item_P.max()) + 1, -1, dtype=np.int64)
     np.maximum.at(last, item_P, time_P)
-    return (last[None, :] >= times_M[:, None]).sum(axis=1).astype(np.float64)
+    return np.asarray((last[None, :] >= times_M[:, None]).sum(axis=1), dtype=np.float64)
 
 
 def agreement_curve(
