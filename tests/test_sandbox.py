@@ -13,12 +13,14 @@ import os
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nondet.marking.jail.watch import End, classify
+from nondet.marking.jail import wire
+from nondet.marking.jail.watch import End, Watch, classify, reap
 from nondet.marking.sandbox import LEVELS, VERDICTS, Limits, Sandbox, SandboxError
 
 SECRET = "hunter2-5f1c"
@@ -444,6 +446,47 @@ def test_folders_run_out_long_before_the_budget() -> None:
     assert float(shown[2]) < 0.5 * LIMITS.cpu_s
 
 
+def fork_busy(core: int, seconds: float, policy: int) -> int:
+    """A process that wants ``seconds`` of one core, by a policy of the scheduler."""
+    pid = os.fork()
+    if pid == 0:
+        os.sched_setaffinity(0, {core})
+        os.sched_setscheduler(0, policy, os.sched_param(0))
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+        os._exit(0)
+    return pid
+
+
+def test_waiting_for_a_processor_is_not_idleness() -> None:
+    # A queued thread's waiting is accounted only when it runs again. SCHED_IDLE: it gets some
+    # thousandths of the core while the other wants all of it.
+    core = min(os.sched_getaffinity(0))
+    greedy = fork_busy(core, 60, os.SCHED_OTHER)
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        pid = fork_busy(core, 0.006, os.SCHED_IDLE)
+        began = time.monotonic()
+        end = Watch(proc).wait(pid, {"idle_s": 0.2})
+        took = time.monotonic() - began
+    finally:
+        os.close(proc)
+        reap(greedy, killed=True)
+    assert (end.idle, end.status) == (False, 0)
+    assert took > 0.5, "the process was not starved: this shows nothing"
+
+
+def test_a_caller_that_is_slow_costs_a_program_nothing() -> None:
+    request = {"kind": "calls", "code": "def answer():\n    return 1\n", "entry": "answer"}
+    test = {"setup": "", "test": "def check(f):\n    assert f() == 1\n", "entry": "answer"}
+    with Sandbox(LIMITS) as sandbox:
+        wire.send(sandbox._handle("stdin"), {**request, "limits": sandbox.limits})
+        time.sleep(1.5 * LIMITS.idle_s)
+        wire.send(sandbox._handle("stdin"), test)
+        assert wire.receive(sandbox._handle("stdout"))["verdict"] == "pass"
+
+
 BUDGET = [name for name, (_, kinds) in HOSTILE.items() if "cpu_limit" in kinds]
 QUICK = [name for name in HOSTILE if name not in BUDGET]
 # A machine of many cores may split the rounds over several pytest processes, each on two of them.
@@ -453,8 +496,9 @@ SOAK_ROUNDS = int(os.environ.get("SOAK_ROUNDS", "50"))
 @pytest.mark.parametrize(
     ("names", "rounds"),
     [
-        pytest.param(QUICK, 50, marks=pytest.mark.slow, id="quick, 50 times"),
+        pytest.param(QUICK, 10, marks=pytest.mark.slow, id="quick, 10 times"),
         pytest.param(BUDGET, 2, marks=pytest.mark.slow, id="budget, twice"),
+        pytest.param(QUICK, SOAK_ROUNDS, marks=pytest.mark.soak, id="quick, 50 times"),
         pytest.param(BUDGET, SOAK_ROUNDS, marks=pytest.mark.soak, id="budget, 50 times"),
     ],
 )

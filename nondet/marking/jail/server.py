@@ -95,6 +95,8 @@ class Server:
         for handle in (*ask, *answer, report[1]):
             os.close(handle)
         try:
+            # Until the test has its text, its waiting is the caller's, who may have to queue.
+            _said(report[0])
             test_end = self.watch.wait(tester, limits, beside=(tested,))
             said = _said(report[0])
         finally:
@@ -124,10 +126,11 @@ def _said(handle: int) -> str | None:
 
 
 def _be_tester() -> None:
-    """In the test process: read the test from the request pipe, run it, report."""
+    """In the test process: read the test from the request pipe, say so, run it, report."""
     code = 1
     try:
         trusted = wire.receive(3)
+        wire.send(6, "ready")
         verdict = child.run_test(trusted, 5, 4)
         wire.send(6, verdict)
         code = 0

@@ -1,7 +1,7 @@
 """How a process ended, by accounts of the kernel that do not depend on what else runs.
 
-CPU time is read when the dead process is collected. Waiting is idle time: wall time in which the
-processes watched neither ran nor stood in the queue for a processor (/proc/PID/schedstat).
+CPU time is read when the dead process is collected. Waiting is idle time: wall time in which no
+thread of the processes watched ran or stood in the queue for a processor (/proc/PID/schedstat).
 """
 
 from __future__ import annotations
@@ -56,53 +56,60 @@ class Watch:
         """Wait for a process; kill it when it and those ``beside`` it are idle too long."""
         watch = os.pidfd_open(pid)
         pids = (pid, *beside)
-        idle, before, active = 0.0, time.monotonic(), self._active(pids)
+        idle, before, active = 0.0, time.monotonic(), self._look(pids)[1]
         try:
             while idle <= limits["idle_s"]:
                 if select.select([watch], [], [], _TICK_S)[0]:
                     return reap(pid, killed=False)
-                now, done = time.monotonic(), self._active(pids)
-                if not self._on_disk(pids):
-                    waited = (now - before) - max(0.0, done - active)
-                    idle += min(max(0.0, waited), _STALL_S)
+                now, (busy, done) = time.monotonic(), self._look(pids)
+                if busy:
+                    # Time in the queue is accounted when it ends: what was idle since the last
+                    # look is known only at the next look at which nothing runs or queues.
+                    continue
+                waited = (now - before) - max(0.0, done - active)
+                idle += min(max(0.0, waited), _STALL_S)
                 before, active = now, done
             return reap(pid, killed=True, idle=True)
         finally:
             os.close(watch)
 
-    def _on_disk(self, pids: tuple[int, ...]) -> bool:
-        """Whether one of the processes waits in the kernel (state D): load, not idleness."""
+    def _look(self, pids: tuple[int, ...]) -> tuple[bool, float]:
+        """Whether a thread runs, queues for a processor or waits in the kernel (states R and D:
+        load, not idleness); and the seconds that all have run or queued, as far as accounted."""
+        busy, total = False, 0
         for pid in pids:
-            with contextlib.suppress(OSError, IndexError):
-                handle = os.open(f"{pid}/stat", os.O_RDONLY, dir_fd=self.proc)
-                try:
-                    if os.read(handle, 400).rpartition(b")")[2].split()[0] == b"D":
-                        return True
-                finally:
-                    os.close(handle)
-        return False
-
-    def _active(self, pids: tuple[int, ...]) -> float:
-        """Seconds the processes' threads have run or waited for a processor, together."""
-        total = 0
-        for pid in pids:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError):
                 tasks = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc)
                 try:
-                    total += sum(_schedstat(tasks, name) for name in os.listdir(tasks))
+                    for name in os.listdir(tasks):
+                        busy = busy or _state(tasks, name) in (b"R", b"D")
+                        total += _schedstat(tasks, name)
                 finally:
                     os.close(tasks)
-        return total / 1e9
+        return busy, total / 1e9
+
+
+def _state(tasks: int, name: str) -> bytes:
+    """The one-letter state of a thread; empty when it is gone."""
+    fields = _read(tasks, f"{name}/stat").rpartition(b")")[2].split()
+    return fields[0] if fields else b""
 
 
 def _schedstat(tasks: int, name: str) -> int:
+    """Nanoseconds a thread has run or queued; 0 when it is gone."""
+    fields = _read(tasks, f"{name}/schedstat").split()
+    return int(fields[0]) + int(fields[1]) if len(fields) > 1 else 0
+
+
+def _read(tasks: int, name: str) -> bytes:
     try:
-        handle = os.open(f"{name}/schedstat", os.O_RDONLY, dir_fd=tasks)
+        handle = os.open(name, os.O_RDONLY, dir_fd=tasks)
     except OSError:
-        return 0
+        return b""
     try:
-        ran, queued = os.read(handle, 100).split()[:2]
-        return int(ran) + int(queued)
+        return os.read(handle, 1024)
+    except OSError:
+        return b""
     finally:
         os.close(handle)
 
