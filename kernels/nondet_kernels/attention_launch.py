@@ -87,8 +87,10 @@ def _specialised(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Ten
         return False
     given = tuple(o if t is None else t for t in lengths)
     block = plan.block_of(max(16, next_power_of_2(width)), q.element_size())
-    return attention_hopper.prefill(q, k, v, o, given, kinds, call.max_q, call.max_k, call.sequences,
-                                    _factor(call), block, stages)  # fmt: skip
+    sizes = call.max_q, call.max_k, call.sequences
+    return attention_hopper.prefill(
+        q, k, v, o, given, kinds, *sizes, _factor(call), block, stages
+    )  # fmt: skip
 
 
 def _factor(call: Call) -> float:

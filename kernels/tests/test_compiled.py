@@ -1,0 +1,103 @@
+"""The plans compiled for sm_90 on the CPU: what the compiler says they need, not what we think.
+
+In processes of their own, because this one runs Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytest.importorskip("triton")
+
+
+def run(program: str) -> Any:
+    """What the program prints last, as JSON."""
+    path = os.pathsep.join(str(ROOT / part) for part in ("", "kernels", "kernels/bench"))
+    env = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+PRODUCT = """
+import json, torch
+from nondet_kernels import matmul, matmul_launch, matmul_plan
+from offline import SHARED, empty, offline
+def product(out, limit=SHARED, **change):
+    # The largest tile of the table; what was tried, and the plan that is remembered.
+    how = matmul_plan.plan(8192, 4096, 4096, 16, True, 132)._replace(**change)
+    with offline(limit) as recorder:
+        try:
+            matmul.bmm(empty(1, 8192, 4096), empty(4096, 4096).t()[None],
+                       out=empty(1, 8192, 4096, dtype=out), how=how)
+            served = True
+        except RuntimeError as error:
+            served = "no plan" not in str(error) and str(error)
+        kept = [list(plan) for plan in matmul_launch._fits.values()]
+        return dict(tried=[[c.kernel, c.stages, c.shared, c.fits] for c in recorder.compiled],
+                    kept=kept, served=served)
+"""
+
+
+def test_fp32_results_of_the_largest_tile_give_way_to_what_fits() -> None:
+    """Two GPUs once ended here: 278,552 bytes wanted, 232,448 to be had."""
+    found = run(PRODUCT + "print(json.dumps(product(torch.float32)))")
+    assert found["served"] is True
+    *refused, last = found["tried"]
+    assert refused
+    assert not any(fits for *_, fits in refused)
+    assert last[3]
+    assert last[2] <= 232_448 < min(shared for _, _, shared, _ in refused)
+    assert len(found["kept"]) == 1
+
+
+def test_what_does_not_fit_is_reported() -> None:
+    """The mutations: six stages of the largest tile, and a GPU with next to no shared memory."""
+    found = run(PRODUCT + "print(json.dumps([product(torch.bfloat16, stages=6), "
+                "product(torch.bfloat16, limit=4096)]))")  # fmt: skip
+    six, small = found
+    assert [fits for *_, fits in six["tried"]][:2] == [False, False]
+    assert six["tried"][0][1:3] == [6, max(shared for _, _, shared, _ in six["tried"])]
+    assert six["tried"][-1][3]
+    assert six["served"] is True
+    assert small["served"] is False
+    assert not any(fits for *_, fits in small["tried"])
+
+
+EVERY = """
+import json
+from compile_cases import representatives
+from compile_plans import compile_all, line
+from offline import offline
+with offline() as recorder:
+    failed = compile_all(representatives(), recorder)
+    failed = [(case.operation, case.sizes, error) for case, error in failed]
+    print(json.dumps(dict(failed=failed, lines=[line(one) for one in recorder.compiled])))
+"""
+
+
+@pytest.mark.slow
+def test_every_kind_of_plan_compiles_and_fits() -> None:
+    """Without a detour, but for FP32 results, which the tables were not made for."""
+    found = run(EVERY)
+    assert found["failed"] == []
+    lines = found["lines"]
+    kernels = {line["kernel"] for line in lines}
+    assert kernels >= {"tile_kernel", "stream_kernel", "mixed_kernel", "attention_kernel",
+                       "norm_kernel", "row_kernel", "chunk_kernel", "write_kernel", "rows_kernel",
+                       "columns_kernel", "argmax_kernel"}  # fmt: skip
+    modes = {word for line in lines for word in line["plan"].split() if word.startswith("MODE")}
+    assert modes >= {"MODE=whole", "MODE=parallel", "MODE=walk", "MODE=spill"}
+    tight = [line for line in lines if not line["fits"]]
+    assert {line["operation"] for line in tight} == {"matmul_fp32_out"}
+    assert max(line["shared_bytes"] for line in lines if line["fits"]) <= 232_448
+    assert all(0 < line["registers"] <= 255 for line in lines)
