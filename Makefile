@@ -28,7 +28,7 @@ test: $(VENV)/.dev ## set up, then the tests (no network, no GPU)
 	$(BIN)/python -m pytest -n auto -m "not slow and not soak and not vllm"
 
 test-slow: $(VENV)/.dev ## the tests that take minutes: kills, launchers, load
-	$(BIN)/python -m pytest -m "slow and not soak and not vllm"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "slow and not soak and not vllm"
 
 test-soak: $(VENV)/.dev ## half an hour: verdicts under load, fifty times
 	$(BIN)/python -m pytest -m soak
