@@ -178,15 +178,24 @@ def _evidence(study: Study, loaded: Loaded, pairs: pd.DataFrame) -> Evidence:
         return list(zip(differ, rows["items"].astype(int), labels, strict=True))
 
     noise = pairs["max_abs_dlogprob"].dropna()
+    first = against(loaded.forest, 0)
+    decided_P = (first.identical | first.diverged).all(axis=1)
+    open_ = pairs["items"] - pairs["identical"] - pairs["diverged"]
+    with_reference = pairs["run_a"] == loaded.runs[0].id
     return Evidence(
         runs=len(loaded.runs),
         failed=len(study.failed) + study.missing,
-        items=loaded.items,
+        items=loaded.items - len(set(loaded.item_P[~decided_P].tolist())),
         tokens=int(loaded.outcomes[0].lengths_P.sum()),
         repeat_pairs=of_kind("repeat"),
         setting_pairs=of_kind("setting"),
         noise=float(noise.max()) if len(noise) else math.nan,
         errors=sum(outcome.errors for outcome in loaded.outcomes),
+        undecided=int(open_.sum()),
+        repeats_undecided=int(open_[pairs["kind"] == "repeat"].sum()),
+        logprobs_compared=int(pairs["logprobs_compared"][with_reference].sum()),
+        logprobs_common=int(first.prefix[:, 1:].sum()),
+        samples=len(loaded.item_P) // max(loaded.items, 1) or 1,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nondet.compare import absent, compare, parser, write_outputs
-from nondet.metrics.gate import USAGE, Gate, Matched, decide, differing
+from nondet.metrics.gate import USAGE, Gate, Matched, decide, differing, undecided
 from nondet.metrics.run_tables import run_labels
 from nondet.metrics.sides import compare_stored
 from nondet.study import Study, StudyError, load_study
@@ -44,6 +44,8 @@ def check_study(
                 found = compare_stored(base, run)
                 count = min(differing(found, level), found.items)
                 controls.append((count, found.items, labels[run.id]))
+                if key == study.setting_key(runs[0]):
+                    missing += [f"{labels[run.id]}: {words}" for words in undecided(found, level)]
             if key != study.setting_key(runs[0]):
                 label = f"{labels[runs[0].id]} and {labels[run.id]}"
                 found = compare_stored(runs[0], run)
@@ -52,7 +54,7 @@ def check_study(
             raise StudyError(f"{run.folder}: not comparable, {error}") from None
     items = len(set(runs[0].item_ids)) if runs else 0
     code, reasons = decide(matched, controls, items, missing, level=level, rate=rate, allow=allow)
-    return Gate(code, reasons, level, rate, items, matched)
+    return Gate(code, reasons, level, rate, items, matched, allow=allow)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

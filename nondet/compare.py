@@ -14,9 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nondet.metrics.divergence import against
-from nondet.metrics.gate import LEVELS, USAGE, Gate, Matched, decide, junit
-from nondet.metrics.load import load
+from nondet.metrics.gate import LEVELS, USAGE, Gate, Matched, decide, differing, junit
 from nondet.metrics.run_tables import run_labels
 from nondet.metrics.sides import compare_stored
 from nondet.runs import Run
@@ -58,9 +56,9 @@ def compare(
             raise StudyError(f"{one.folder} and {two.folder}: not comparable, {error}") from None
         matched.append(Matched(labels[one.id], one.id, two.id, found))
     items = len(set(pairs[0][0].item_ids)) if pairs else 0
-    controls = [*_repeats(a, "A"), *_repeats(b, "B")]
+    controls = [*_repeats(a, "A", level), *_repeats(b, "B", level)]
     code, reasons = decide(matched, controls, items, missing, level=level, rate=rate, allow=allow)
-    return Gate(code, reasons, level, rate, items, matched, lone_a, lone_b)
+    return Gate(code, reasons, level, rate, items, matched, lone_a, lone_b, allow)
 
 
 def absent(study: Study, side: str = "") -> list[str]:
@@ -90,18 +88,17 @@ def match(a: Study, b: Study) -> tuple[list[tuple[Run, Run]], list[str], list[st
     )
 
 
-def _repeats(study: Study, side: str) -> list[tuple[int, int, str]]:
-    """(diverged, items, label) of every repeat against the first of its setting."""
+def _repeats(study: Study, side: str, level: str) -> list[tuple[int, int, str]]:
+    """(differing at the level, items, label) of every repeat against the first of its setting."""
     settings: dict[str, list[Run]] = {}
     for run in study.complete:
         settings.setdefault(repr(study.setting_key(run)), []).append(run)
     found = []
     for runs in settings.values():
-        if len(runs) > 1:
-            first = against(load(runs).forest, 0)
-            for place in range(1, len(runs)):
-                count = int(first.diverged[:, place].sum())
-                found.append((count, len(first.diverged), f"{side}, {study.label(runs[0])}"))
+        for run in runs[1:]:
+            one = compare_stored(runs[0], run)
+            count = min(differing(one, level), one.items)
+            found.append((count, one.items, f"{side}, {study.label(runs[0])}"))
     return found
 
 

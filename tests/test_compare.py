@@ -44,7 +44,7 @@ def random_side(rng: np.random.Generator) -> Side:
             np.arange(items),
             lengths.astype(np.int64),
             rng.random(items) < 0.3,
-            0,
+            np.zeros(items, dtype=bool),
             rng.integers(-1, 2, items).astype(np.int8),
             np.array([str(answer) for answer in rng.integers(0, 3, items)], dtype=object),
         ),

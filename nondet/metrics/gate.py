@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
-from nondet.metrics.intervals import largest_unseen, needed, wilson
+from nondet.metrics.intervals import largest_unseen, needed, percent, share_of_rows
 from nondet.metrics.sides import Difference
 
 IDENTICAL, DIFFERENT, USAGE, INCONCLUSIVE = 0, 1, 2, 3
@@ -37,6 +38,7 @@ class Gate:
     matched: list[Matched] = field(default_factory=list)
     unmatched_a: list[str] = field(default_factory=list)
     unmatched_b: list[str] = field(default_factory=list)
+    allow: float = 0.0
 
     @property
     def word(self) -> str:
@@ -51,6 +53,7 @@ class Gate:
             "reasons": self.reasons,
             "level": self.level,
             "rate": self.rate,
+            "allow": self.allow,
             "items": self.items,
             "items_needed": needed(self.rate),
             "largest_unseen_share": largest_unseen(self.items),
@@ -86,12 +89,25 @@ def differing(found: Difference, level: str) -> int:
         return max(found.answers_differ, found.verdicts_differ)
     # Equal tokens with another answer or finish reason are a difference as well.
     # So are unequal lengths, also of cut responses: the limit is the same. After an error only
-    # what was said before it counts.
-    lengths = 0 if found.errors else max(found.lengths_differ, found.finish_differ)
+    # what was said before it counts (see ``Difference``).
+    lengths = max(found.lengths_differ, found.finish_differ)
     rows = max(found.diverged, found.answers_differ, found.verdicts_differ, lengths)
     if level == "tokens" or rows:
         return rows
     return found.logprobs_differ
+
+
+def undecided(found: Difference, level: str) -> list[str]:
+    """Sentences on responses that cannot tell whether they differ at a level."""
+    words = []
+    unknown = found.items - found.identical - found.diverged
+    if level != "answers" and unknown:
+        words.append(f"{unknown} responses are cut before the other ends: not decided.")
+    if level == "logprobs" and not found.logprobs_compared:
+        words.append("A pair of runs has no log-probabilities to compare.")
+    if found.errors:
+        words.append(f"{found.errors} responses ended in an error.")
+    return words
 
 
 def decide(
@@ -118,15 +134,17 @@ def decide(
     moved = max(repeats, key=lambda pair: pair[0] / max(pair[1], 1), default=(0, 0, ""))
     reasons = []
     if moved[0]:
+        noun = _noun(moved[1], items)
         reasons.append(
-            f"Repeats within one side already differ: {moved[2]}, {moved[0]} of {moved[1]} items."
+            f"Repeats within one side already differ: {moved[2]}, {moved[0]} of {moved[1]} {noun}."
         )
     worst = max(matched, key=lambda pair: differing(pair.difference, level), default=None)
     count = differing(worst.difference, level) if worst else 0
     if worst is not None and count > allow * worst.difference.items:
-        reasons.append(_sentence(worst, level, count))
-        beyond = wilson(min(count, worst.difference.items), worst.difference.items).low
-        if moved[0] and beyond <= wilson(moved[0], moved[1]).high:
+        reasons.append(_sentence(worst, level, count, items))
+        rows = worst.difference.items
+        beyond = share_of_rows(min(count, rows), rows, items).low
+        if moved[0] and beyond <= share_of_rows(moved[0], moved[1], items).high:
             reasons.append("That is no more than repeats differ: not a finding about A and B.")
             return INCONCLUSIVE, reasons + list(missing)
         return DIFFERENT, reasons + list(missing)
@@ -144,11 +162,12 @@ def _not_different(
     count: int,
 ) -> tuple[int, list[str]]:
     bound = largest_unseen(items)
-    seen = f"{count} of {items} items differ in {level}"
-    power = f"{seen}; a share above {bound:.1%} would have shown (95 % confidence)."
+    rows = max((pair.difference.items for pair in matched), default=items)
+    seen = f"{count} of {rows} {_noun(rows, items)} differ in {level}"
+    power = f"{seen}; a share above {percent(bound)} would have shown (95 % confidence)."
     if count:
         power = f"{seen}, which is allowed."
-    want = f"To see a share of {rate:.1%}, {needed(rate)} items are needed."
+    want = f"To see a share of {percent(rate)}, {needed(rate)} items are needed."
     reasons = list(missing)
     unknown = sum(
         pair.difference.items - pair.difference.identical - pair.difference.diverged
@@ -165,13 +184,18 @@ def _not_different(
         reasons.append(want)
     code = INCONCLUSIVE if reasons else IDENTICAL
     notes = [power] if reasons else [power, want]
-    moved = max((pair.difference.logprobs["max_abs_dlogprob"] for pair in matched), default=0.0)
+    gaps = [pair.difference.logprobs["max_abs_dlogprob"] for pair in matched]
+    moved = max((gap for gap in gaps if not math.isnan(gap)), default=0.0)
     if level == "tokens" and moved > 0:
         notes.append(f"Log-probabilities differ by up to {moved:.2g} under equal tokens.")
     return code, reasons + notes
 
 
-def _sentence(pair: Matched, level: str, count: int) -> str:
+def _noun(rows: int, items: int) -> str:
+    return "responses" if rows > items else "items"
+
+
+def _sentence(pair: Matched, level: str, count: int, items: int) -> str:
     found = pair.difference
     if level == "logprobs" and not differing(found, "tokens"):
         most = found.logprobs["max_abs_dlogprob"]
@@ -179,13 +203,20 @@ def _sentence(pair: Matched, level: str, count: int) -> str:
     where = ""
     if found.diverged:
         where = f", first at token {found.median_first:g} (median)"
-        where += f", {found.low:.1%} to {found.high:.1%} of items"
-    return f"{pair.label}: {count} of {found.items} items differ in {level}{where}."
+        where += f", {percent(found.low)} to {percent(found.high)} of them diverged"
+    noun = _noun(found.items, items)
+    return f"{pair.label}: {count} of {found.items} {noun} differ in {level}{where}."
+
+
+def _fails(gate: Gate, pair: Matched) -> bool:
+    """Whether a pair is a finding: beyond what is allowed, and not only what repeats do too."""
+    beyond = differing(pair.difference, gate.level) > gate.allow * pair.difference.items
+    return beyond and gate.exit_code == DIFFERENT
 
 
 def junit(gate: Gate) -> str:
     """The outcome as JUnit XML: one test case a pair of runs, and one for the whole."""
-    failed = [p for p in gate.matched if differing(p.difference, gate.level)]
+    failed = [pair for pair in gate.matched if _fails(gate, pair)]
     suite = ElementTree.Element(
         "testsuite",
         name="nondet",
@@ -197,8 +228,8 @@ def junit(gate: Gate) -> str:
     for pair in gate.matched:
         case = ElementTree.SubElement(suite, "testcase", classname="nondet.pair", name=pair.label)
         count = differing(pair.difference, gate.level)
-        if count:
-            message = _sentence(pair, gate.level, count)
+        if _fails(gate, pair):
+            message = _sentence(pair, gate.level, count, gate.items)
             ElementTree.SubElement(case, "failure", message=message, type=gate.level)
     whole = ElementTree.SubElement(suite, "testcase", classname="nondet", name="verdict")
     if gate.exit_code == DIFFERENT:

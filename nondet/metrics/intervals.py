@@ -60,6 +60,23 @@ def clopper_pearson(count: int, n: int, level: float = LEVEL) -> Estimate:
     return Estimate(count / n, low, high, n)
 
 
+def share_of_rows(count: int, rows: int, items: int, level: float = LEVEL) -> Estimate:
+    """Share ``count / rows``; with several rows an item the interval counts items."""
+    if items >= rows:
+        return wilson(count, rows, level)
+    return wilson(count * items / rows, items, level)
+
+
+def percent(share: float) -> str:
+    """A share in percent with one digit, or more: 0 and 100 % stand for exactly none and all."""
+    text = f"{share:.1%}"
+    if text == "0.0%" and share > 0:
+        return f"{100 * share:.2g}%"
+    if text == "100.0%" and share < 1:
+        return f"{100 * share:.{max(1, math.ceil(-math.log10(100 * (1 - share))))}f}%"
+    return text
+
+
 def largest_unseen(n: int, level: float = LEVEL) -> float:
     """Upper bound of a share of which 0 of n was seen: one-sided, exact. 1 when n is 0."""
     return 1.0 if n == 0 else float(1 - (1 - level) ** (1 / n))

@@ -23,18 +23,23 @@ class Outcomes:
 
     keys: "item" or "item#sample" of each row. item_P: int64 (P,), which item a row belongs to,
     numbered in order of appearance. lengths_P: tokens, end token included. cut_P: True where
-    the response did not end by itself (token limit or error). errors: rows that ended in an error.
-    correct_P: int8, 1, 0 or -1 for not known. answers_P: what the marker read, NO_ANSWER where
-    it read none.
+    the response did not end by itself (token limit or error). error_P: True where it ended in an
+    error. correct_P: int8, 1, 0 or -1 for not known. answers_P: what the marker read, NO_ANSWER
+    where it read none.
     """
 
     keys: tuple[str, ...]
     item_P: NDArray[np.int64]
     lengths_P: NDArray[np.int64]
     cut_P: NDArray[np.bool_]
-    errors: int
+    error_P: NDArray[np.bool_]
     correct_P: NDArray[np.int8]
     answers_P: NDArray[np.object_]
+
+    @property
+    def errors(self) -> int:
+        """Rows that ended in an error."""
+        return int(self.error_P.sum())
 
 
 COLUMNS = ["item_id", "sample", "finish_reason", "correct", "answer"]
@@ -58,7 +63,7 @@ def read_outcomes(run: Run, lengths_P: NDArray[np.int64]) -> Outcomes:
         item_P=np.array([number[item] for item in item_ids], dtype=np.int64),
         lengths_P=lengths_P,
         cut_P=np.asarray(finish != "stop", dtype=bool),
-        errors=int(np.sum(finish == "error")),
+        error_P=np.asarray(finish == "error", dtype=bool),
         correct_P=_filled(table["correct"]),
         answers_P=np.array([NO_ANSWER if a is None else str(a) for a in answers], dtype=object),
     )

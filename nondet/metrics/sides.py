@@ -41,8 +41,10 @@ class Difference:
     """What differs between two runs; counts are of rows unless said otherwise.
 
     diverged, identical, cut: see ``divergence``; share, low, high: share diverged with Wilson's
-    interval. median_first: median position of the first divergence. logprobs: sampling-against-
-    training names of ``rl.Mismatch`` over the common prefixes, a as the sampling side.
+    interval. errors: responses that ended in one; the other counts of lengths, finish reasons,
+    answers and verdicts leave them out. median_first: median position of the first divergence.
+    logprobs: sampling-against-training names of ``rl.Mismatch`` over the common prefixes, a as the
+    sampling side.
     logprobs_differ: positions whose log-probabilities are not equal to the last bit (a NaN on one
     side only counts). kl_mean, kl_max: lower bounds of KL(a || b) from stored candidates;
     top_probability_divergence: mean over positions of the largest difference in probability.
@@ -96,6 +98,8 @@ def compare_sides(a: Side, b: Side) -> Difference:
     )
     share = share_of_items(found.diverged, a.outcomes.item_P)
     only_a, only_b, _ = flips(a.outcomes.correct_P, b.outcomes.correct_P)
+    # What an error left behind is no answer of its own.
+    ended = ~(a.outcomes.error_P | b.outcomes.error_P)
     before_a, before_b = _heads(a.logprobs, prefix), _heads(b.logprobs, prefix)
     unequal, compared = _unequal(before_a, before_b)
     return Difference(
@@ -107,11 +111,11 @@ def compare_sides(a: Side, b: Side) -> Difference:
         low=share.low,
         high=share.high,
         median_first=float(median_position(found.position[:, None])[0]),
-        lengths_differ=int((a.tokens.lengths != b.tokens.lengths).sum()),
-        finish_differ=int((a.outcomes.cut_P != b.outcomes.cut_P).sum()),
+        lengths_differ=int((ended & (a.tokens.lengths != b.tokens.lengths)).sum()),
+        finish_differ=int((ended & (a.outcomes.cut_P != b.outcomes.cut_P)).sum()),
         errors=a.outcomes.errors + b.outcomes.errors,
-        answers_differ=int((a.outcomes.answers_P != b.outcomes.answers_P).sum()),
-        verdicts_differ=int((a.outcomes.correct_P != b.outcomes.correct_P).sum()),
+        answers_differ=int((ended & (a.outcomes.answers_P != b.outcomes.answers_P)).sum()),
+        verdicts_differ=int((ended & (a.outcomes.correct_P != b.outcomes.correct_P)).sum()),
         accuracy_a=accuracy(a.outcomes.correct_P).value,
         accuracy_b=accuracy(b.outcomes.correct_P).value,
         only_a=only_a,

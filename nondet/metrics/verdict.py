@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nondet.metrics.intervals import largest_unseen, needed, wilson
+from nondet.metrics.intervals import Estimate, largest_unseen, needed, percent, share_of_rows
 
 PASS, DIFFERENT, INCONCLUSIVE = "PASS", "DIFFERENT", "INCONCLUSIVE"
 
@@ -19,11 +19,14 @@ MIN_TOKENS = 256
 class Evidence:
     """What a verdict rests on.
 
-    runs, failed: complete and other runs. items, tokens: items of the study and tokens compared in
-    the reference run. repeat_pairs, setting_pairs: (diverged, items compared, label) of each
-    pair of runs with the same or with different settings. noise: largest difference of
-    log-probabilities over common prefixes (NaN if not known). undecided: comparisons cut before
-    their end. errors: responses that ended in an error.
+    runs, failed: complete and other runs. items, tokens: items whose responses can be compared to
+    their end in every run, and tokens of the reference run. repeat_pairs, setting_pairs: (diverged,
+    rows compared, label) of each pair of runs with the same or with different settings. noise:
+    largest difference of log-probabilities over common prefixes (NaN if not known). errors:
+    responses that ended in an error. undecided: comparisons of two responses of which one is cut
+    before the other ends, and repeats_undecided: those of repeats. logprobs_compared,
+    logprobs_common: positions at which both the reference and a run have a log-probability, and
+    positions that they have in common. samples: rows an item.
     """
 
     runs: int
@@ -34,6 +37,11 @@ class Evidence:
     setting_pairs: Sequence[tuple[int, int, str]]
     noise: float
     errors: int = 0
+    undecided: int = 0
+    repeats_undecided: int = 0
+    logprobs_compared: int = 0
+    logprobs_common: int = 0
+    samples: int = 1
     max_rate: float = MAX_RATE
 
 
@@ -45,7 +53,7 @@ def decide(evidence: Evidence) -> tuple[str, list[str]]:
     if evidence.runs < 2:
         word = "No run completed" if evidence.runs == 0 else "Only one run completed"
         return INCONCLUSIVE, [f"{word}: there is nothing to compare.", *_gaps(evidence)]
-    if moved and evidence.setting_pairs and not _beyond(parted, moved):
+    if moved and evidence.setting_pairs and not _beyond(parted, moved, evidence):
         reasons = [*repeats, "The settings differ no more than repeats do: no verdict on them."]
         return INCONCLUSIVE, reasons + _gaps(evidence)
     if moved or parted:
@@ -71,9 +79,25 @@ def _worst(pairs: Sequence[tuple[int, int, str]]) -> tuple[int, int, str] | None
     return worst if worst is not None and worst[0] else None
 
 
-def _beyond(parted: tuple[int, int, str] | None, moved: tuple[int, int, str]) -> bool:
+def _beyond(
+    parted: tuple[int, int, str] | None, moved: tuple[int, int, str], evidence: Evidence
+) -> bool:
     """Whether the settings part on more items than repeats, beyond both intervals."""
-    return parted is not None and wilson(*parted[:2]).low > wilson(*moved[:2]).high
+    if parted is None:
+        return False
+    return _share(parted, evidence).low > _share(moved, evidence).high
+
+
+def _share(pair: tuple[int, int, str], evidence: Evidence) -> Estimate:
+    return share_of_rows(pair[0], pair[1], pair[1] // evidence.samples)
+
+
+def _noun(evidence: Evidence) -> str:
+    return "responses" if evidence.samples > 1 else "items"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}" + ("" if number == 1 else "s")
 
 
 def _repeat_sentences(evidence: Evidence) -> list[str]:
@@ -81,9 +105,14 @@ def _repeat_sentences(evidence: Evidence) -> list[str]:
         return ["No setting was repeated, so run-to-run noise is not known."]
     moved = [pair for pair in evidence.repeat_pairs if pair[0]]
     if not moved:
-        return [f"Repeats are identical ({len(evidence.repeat_pairs)} pairs of runs)."]
+        pairs = _count(len(evidence.repeat_pairs), "pair")
+        if evidence.repeats_undecided:
+            open_ = _count(evidence.repeats_undecided, "comparison")
+            return [f"Repeats do not differ ({pairs} of runs), but {open_} cannot tell."]
+        return [f"Repeats are identical ({pairs} of runs)."]
+    noun = _noun(evidence)
     return [
-        f"Repeats of one setting already differ: {label}, {count} of {items} items."
+        f"Repeats of one setting already differ: {label}, {count} of {items} {noun}."
         for count, items, label in moved
     ]
 
@@ -93,10 +122,10 @@ def _settings(evidence: Evidence, parted: tuple[int, int, str] | None) -> list[s
         return []
     pairs = sum(1 for pair in evidence.setting_pairs if pair[0])
     count, items, label = parted
-    share = wilson(count, items)
+    share = _share(parted, evidence)
     return [
         f"Settings differ in {pairs} of {len(evidence.setting_pairs)} pairs; most between {label}: "
-        f"{count} of {items} items ({share.low:.1%} to {share.high:.1%})."
+        f"{count} of {items} {_noun(evidence)} ({percent(share.low)} to {percent(share.high)})."
     ]
 
 
@@ -104,9 +133,14 @@ def _power(evidence: Evidence) -> list[str]:
     bound = largest_unseen(evidence.items)
     words = [
         f"Nothing differs: 0 of {evidence.items} items in {evidence.runs} runs, so at most "
-        f"{bound:.1%} of such items would differ (95 % confidence)."
+        f"{percent(bound)} of such items would differ (95 % confidence)."
     ]
-    if evidence.noise == 0:
+    if evidence.noise == 0 and evidence.logprobs_compared < evidence.logprobs_common:
+        words.append(
+            "Log-probabilities are equal to the last bit where both runs have them: at "
+            f"{evidence.logprobs_compared:,} of {evidence.logprobs_common:,} positions."
+        )
+    elif evidence.noise == 0:
         words.append("Log-probabilities are equal to the last bit.")
     elif evidence.noise > 0:
         words.append(
@@ -122,4 +156,7 @@ def _gaps(evidence: Evidence) -> list[str]:
         words.append(f"{evidence.failed} of {evidence.failed + evidence.runs} runs are missing.")
     if evidence.errors:
         words.append(f"{evidence.errors} responses ended in an error.")
+    elif evidence.undecided:
+        open_ = _count(evidence.undecided, "comparison")
+        words.append(f"{open_} cannot tell: one response is cut before the other ends.")
     return words
