@@ -159,3 +159,25 @@ def test_without_a_cache_every_step_sees_the_whole_sequence(
         monkeypatch.setattr(LlamaForCausalLM, "forward", watched)
         answer(tiny, [(1, 2, 3)], max_new_tokens=3, backend={"name": "hf", "cache": cache})
     assert widths == {"dynamic": [3, 1, 1], "none": [3, 4, 5]}
+
+
+def test_a_static_cache_keeps_nothing_of_the_waves_before(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import StaticCache
+
+    lengths: list[int] = []
+    made = StaticCache.__init__
+
+    def noted(self: Any, *args: Any, **more: Any) -> None:
+        lengths.append(more["max_cache_len"])
+        made(self, *args, **more)
+
+    monkeypatch.setattr(StaticCache, "__init__", noted)
+    values = {"max_new_tokens": 4, "threads": 1, "backend": {"name": "hf", "cache": "static"}}
+    backend = HFBackend(setting_from(values), str(tiny))
+    backend.start()
+    short, long = Request("short", (1, 2, 3)), Request("long", tuple(range(200)))
+    for request in (short, long, short):
+        backend.generate([request])
+    assert lengths == [6, 203, 6]
