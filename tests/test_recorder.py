@@ -115,3 +115,10 @@ def test_vocabularies_with_whole_stretches_at_minus_infinity(batch: int) -> None
         assert ids[:3] == [12_345, 20_000, 39_999]
         assert len(set(ids)) == len(ids), "a token stands twice"
         assert record.top_logprobs[row, 0, 3:].tolist() == [-np.inf] * 2
+
+
+def test_more_candidates_than_the_vocabulary_are_told_as_missing() -> None:
+    recorder, _ = one_step(torch.tensor([[1.0, 3.0, 2.0]]), k=5)
+    record = recorder.record()
+    assert record.top_ids[0, 0].tolist() == [1, 2, 0, -1, -1]
+    assert np.isnan(record.top_logprobs[0, 0]).tolist() == [False] * 3 + [True] * 2

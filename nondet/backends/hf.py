@@ -136,8 +136,8 @@ class HFBackend(Backend):
             return_dict_in_generate=True,
             **options,
         )
-        # Left alone, a static cache is never shorter than that of any wave before, and attention over
-        # another number of keys has other bits: a resumed run would differ from an undisturbed one.
+        # Left alone, a static cache is never shorter than that of any wave before, and attention
+        # over another number of keys has other bits: a resumed run would differ from a whole one.
         self.model._previous_max_cache_length = -1
         began = time.perf_counter()
         assert self.group is not None  # made by start

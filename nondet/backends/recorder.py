@@ -57,7 +57,10 @@ class Recorder:
         norm = (logits - peak).exp().sum(dim=-1, keepdim=True).log()
         picked = (logits.gather(-1, chosen[:, None]) - peak) - norm
         top = (values[:, : self.top_k] - peak) - norm
-        self.steps.append((chosen.int(), picked[:, 0], ids.int(), top))
+        missing = (0, self.top_k - ids.shape[-1])  # of a vocabulary smaller than K
+        ids = torch.nn.functional.pad(ids.int(), missing, value=-1)
+        top = torch.nn.functional.pad(top, missing, value=torch.nan)
+        self.steps.append((chosen.int(), picked[:, 0], ids, top))
         if self.first is None:
             if logits.is_cuda:
                 torch.cuda.synchronize(logits.device)
