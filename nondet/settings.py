@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -115,7 +116,7 @@ class Setting:
         if self.top_p == 0:
             raise SettingError("top_p", self.top_p, "above 0 and at most 1")
         if self.timeout_s is not None:
-            _real("timeout_s", self.timeout_s, 0.0, math.inf)
+            _real("timeout_s", self.timeout_s, 0.0, threading.TIMEOUT_MAX)
         if self.samples > 1 and self.temperature == 0:
             raise SettingError("samples", self.samples, "1 when temperature is 0")
         return self
@@ -157,6 +158,9 @@ def setting_from(config: Mapping[str, Any]) -> Setting:
     for key in values:
         if key not in known:
             raise SettingError(key, values[key], "left out: there is no such factor")
+    for key in ("temperature", "top_p", "timeout_s"):
+        if type(values.get(key)) is int:  # 0 and 0.0 are one setting, with one hash
+            values[key] = float(values[key])
     return Setting(backend=backend, model=model, task=task, **values).check()
 
 
@@ -169,9 +173,22 @@ def _group(cls: type[T], key: str, value: Any) -> T:
     if extra and "options" not in fixed:
         name = next(iter(extra))
         raise SettingError(f"{key}.{name}", extra[name], "left out: there is no such key")
+    for name in known.keys() & {"name", "path", "revision", "python"}:
+        _text(f"{key}.{name}", known[name], name == "name")
     if "options" in fixed:
-        known["options"] = {**known.get("options", {}), **extra}
+        inner = known.get("options", {})
+        if not isinstance(inner, Mapping):
+            raise SettingError(f"{key}.options", inner, "a mapping of names to values")
+        known["options"] = {**inner, **extra}
+        for name, part in known["options"].items():
+            if not isinstance(part, str | int | float | bool | None):
+                raise SettingError(f"{key}.{name}", part, "a text, a number, true, false or null")
     return cls(**known)
+
+
+def _text(key: str, value: object, needed: bool) -> None:
+    if not isinstance(value, str) and (needed or value is not None):
+        raise SettingError(key, value, "a text: a number stands in quotes, as in '\"7\"'")
 
 
 def _whole(key: str, value: object, low: int) -> None:
@@ -180,7 +197,7 @@ def _whole(key: str, value: object, low: int) -> None:
 
 
 def _real(key: str, value: object, low: float, high: float) -> None:
-    ok = isinstance(value, int | float) and not isinstance(value, bool)
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
     if not ok or not low <= float(value) <= high:  # type: ignore[arg-type]
         upper = "" if math.isinf(high) else f" and at most {high:g}"
         raise SettingError(key, value, f"a number of at least {low:g}{upper}")

@@ -34,6 +34,15 @@ BAD = [
     ({"task": "recall"}, "task=recall: must be a config group"),
     ({"model": {"name": "hub", "size": 3}}, "model.size=3: must be left out"),
     ({"batchsize": 3}, "batchsize=3: must be left out"),
+    ({"temperature": float("inf")}, "temperature=inf: must be a number"),
+    ({"timeout_s": float("inf")}, "timeout_s=inf: must be a number"),
+    ({"model": {"name": "local", "path": 5}}, "model.path=5: must be a text"),
+    ({"model": {"name": "hub", "path": "a/b", "revision": 1234567}}, "model.revision=1234567"),
+    ({"model": {"name": None}}, "model.name=None: must be a text"),
+    ({"task": {"name": "jsonl", "path": ["a"]}}, "task.path=['a']: must be a text"),
+    ({"task": {"name": "jsonl", "marker": ["a"]}}, "task.marker=['a']: must be a text, a number"),
+    ({"backend": {"name": "hf", "python": 5}}, "backend.python=5: must be a text"),
+    ({"backend": {"name": "hf", "options": 5}}, "backend.options=5: must be a mapping"),
 ]
 
 
@@ -63,3 +72,9 @@ def test_factors_are_flat_and_leave_out_what_is_no_factor() -> None:
 
 def test_the_default_setting_is_valid() -> None:
     assert Setting().check() == setting_from({})
+
+
+def test_a_whole_number_and_the_same_real_one_are_one_setting() -> None:
+    whole = setting_from({"temperature": 0, "top_p": 1, "timeout_s": 60})
+    real = setting_from({"temperature": 0.0, "top_p": 1.0, "timeout_s": 60.0})
+    assert json.dumps(whole.to_dict()) == json.dumps(real.to_dict())
