@@ -158,10 +158,10 @@ def setting_from(config: Mapping[str, Any]) -> Setting:
     for key in values:
         if key not in known:
             raise SettingError(key, values[key], "left out: there is no such factor")
-    for key in ("temperature", "top_p", "timeout_s"):
-        if type(values.get(key)) is int:  # 0 and 0.0 are one setting, with one hash
-            values[key] = float(values[key])
-    return Setting(backend=backend, model=model, task=task, **values).check()
+    made = Setting(backend=backend, model=model, task=task, **values).check()
+    # 0 and 0.0 are one setting, with one hash.
+    whole = [key for key in ("temperature", "top_p", "timeout_s") if type(values.get(key)) is int]
+    return dataclasses.replace(made, **{key: float(values[key]) for key in whole})
 
 
 def _group(cls: type[T], key: str, value: Any) -> T:
