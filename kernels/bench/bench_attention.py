@@ -3,7 +3,8 @@
     PYTHONPATH=kernels python kernels/bench/bench_attention.py OUT.csv [seconds] [--tune]
 
 Decode reads keys and values once (memory floor); prefill counts four operations per visible pair
-and channel (tensor-core floor). ``--tune`` tries splits, blocks and tiles on a few sizes instead.
+and channel (tensor-core floor). Where vLLM is importable its FlashAttention with one split is timed
+too (column vllm_us). ``--tune`` tries splits, blocks and tiles on a few sizes instead.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import peers
 import timing
 import torch
 from nondet_kernels import attention as at
@@ -194,7 +196,8 @@ def main() -> None:
         rows.append(dict(phase="decode" if case[2] == 1 else "prefill", model=case[0],
                          batch=case[1], queries=case[2], keys=case[3], us=round(us, 2),
                          flash_us=round(best["flash"], 2), cudnn_us=round(best["cudnn"], 2),
-                         ratio=round(ratio, 4), floor_us=round(floor, 2),
+                         vllm_us=peers.timed([peers.attention(*t) for t in inputs]),
+                         vllm=peers.version(), ratio=round(ratio, 4), floor_us=round(floor, 2),
                          floor_percent=round(100 * floor / us, 1)))  # fmt: skip
     timing.write_csv(Path(sys.argv[1]), rows)
     for phase in ("decode", "prefill"):

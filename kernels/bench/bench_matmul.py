@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peers
 import shapes
 import timing
 import torch
@@ -25,19 +25,6 @@ from nondet_kernels.support import processors
 
 DECODE = [1, 2, 4, 8, 16, 32, 64]
 PREFILL = [128, 256, 512, 1024, 2048, 4096, 8192]
-
-
-def vllm_matmul() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
-    """vLLM's invariant product, from either place it has lived; None where vLLM is missing."""
-    for name in ("vllm.model_executor.determinism.batch_invariant",
-                 "vllm.model_executor.layers.batch_invariant"):  # fmt: skip
-        try:
-            module = __import__(name, fromlist=["matmul_persistent"])
-            found: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = module.matmul_persistent
-            return found
-        except ImportError:
-            continue
-    return None
 
 
 def compile_some(work: list[tuple[int, int, int]]) -> None:
@@ -73,9 +60,9 @@ def measure(m: int, w: torch.Tensor, other: Any) -> dict[str, Any]:
     us, torch_us = (sum(p) / 2 for p in zip(*pairs, strict=True))
     moved = 2 * (n * k + m * k + m * n) / timing.PEAK_BYTES * 1e6
     work = 2 * m * n * k / timing.PEAK_FLOPS * 1e6
-    vllm_us = timing.graph_us([lambda v=v: other(x, v.t()) for v in use], repeat) if other else ""
+    vllm_us = peers.timed([other and (lambda v=v: other(x, v.t())) for v in use], repeat)
     return dict(us=round(us, 3), torch_us=round(torch_us, 3), ratio=round(torch_us / us, 4),
-                vllm_us=vllm_us, floor_us=round(max(moved, work), 3),
+                vllm_us=vllm_us, vllm=peers.version(), floor_us=round(max(moved, work), 3),
                 limit="memory" if moved > work else "tensor cores",
                 floor_percent=round(100 * max(moved, work) / us, 1))  # fmt: skip
 
@@ -114,7 +101,7 @@ def main() -> None:
     if "--warm" in sys.argv:
         return
     print(f"{time.time() - start:.0f} s to compile", flush=True)
-    other, found = vllm_matmul(), {}
+    other, found = peers.matmul(), {}
     for n, k in shapes.distinct():
         w = torch.randn((timing.copies(n * k * 2), n, k), device="cuda").bfloat16() / 32
         for m in DECODE + PREFILL:

@@ -3,7 +3,8 @@
     PYTHONPATH=kernels python kernels/bench/bench_rows.py OUT.csv [seconds]
 
 Median microseconds from CUDA graphs over rotating inputs that exceed the L2; the memory floor
-counts each input and output once at the bandwidth of a copy.
+counts each input and output once at the bandwidth of a copy. Where vLLM is importable its own
+batch-invariant kernels are timed too (column vllm_us).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peers
 import timing
 import torch
 from nondet_kernels import argmax, norm, reduce, softmax
@@ -81,9 +83,12 @@ def main() -> None:
             for name, (ours, theirs, extra) in operations(d, dtype).items():
                 us = timing.graph_us([lambda x=x: ours(x) for x in inputs], 3)
                 other = timing.graph_us([lambda x=x: theirs(x) for x in inputs], 3)
+                peer = peers.rows(name, torch.ones(d, device="cuda", dtype=dtype))
+                vllm_us = peers.timed([peer and (lambda x=x: peer(x)) for x in inputs], 3)
                 floor = (size + m * d * extra) / timing.PEAK_BYTES * 1e6
                 rows.append(dict(op=name, m=m, d=d, dtype=str(dtype)[6:], us=round(us, 3),
                                  torch_us=round(other, 3), ratio=round(other / us, 4),
+                                 vllm_us=vllm_us, vllm=peers.version(),
                                  floor_us=round(floor, 3),
                                  floor_percent=round(100 * floor / us, 1)))  # fmt: skip
     timing.write_csv(Path(sys.argv[1]), rows)

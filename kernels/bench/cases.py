@@ -1,20 +1,26 @@
 """Property cases in many processes that share the GPU, and the table made from their rows.
 
 A row is what one case found: ``op``, ``dtype``, one bool a comparison (True: equal bits; may be a
-tensor), and the error of ours and of torch's result over ``elements`` elements.
+tensor), and the error of ours and of torch's result over ``elements`` elements. Rows are kept in
+``OUT.rows.jsonl``: the same command carries on a run that the clock ended, and parts that ran
+elsewhere are joined, as long as code, versions and GPU are the same.
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
+import inspect
+import json
 import multiprocessing
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import nondet_kernels
 import timing
 import torch
 
@@ -22,13 +28,54 @@ DTYPES = ["bfloat16", "float16", "float32", "float64"]
 Row = dict[str, Any]
 
 
-def arguments() -> tuple[Path, range, float, int]:
-    """OUT.csv [cases] [seconds] [processes] [first seed] of a command line."""
-    given = [*sys.argv[1:], *["", "", "", "", ""]]
-    processes = int(given[3] or min(14, os.cpu_count() or 1))
-    first = int(given[4] or 0)
-    seeds = range(first, first + int(given[1] or 2000))
-    return Path(given[0]), seeds, float(given[2] or 1e9), processes
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; ``seeds`` are the draws of the part asked for."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("path", type=Path, metavar="OUT.csv")
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--processes", type=int, default=min(14, os.cpu_count() or 1))
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="one of N parts of the draws")
+    parser.add_argument("--join", type=Path, nargs="*", default=[], metavar="ROWS.jsonl",
+                        help="rows of other parts, to count in the table too")  # fmt: skip
+    given = parser.parse_args(words)
+    part, parts = map(int, given.part.split("/"))
+    if not 1 <= part <= parts:
+        parser.error(f"--part {given.part}: I from 1 to N expected")
+    given.seeds = range(given.draws * (part - 1) // parts, given.draws * part // parts)
+    return given
+
+
+class Ledger:
+    """Rows on disk, headed by what they were made with."""
+
+    def __init__(self, path: Path, made_with: dict[str, str]) -> None:
+        """Raises: ValueError: the file holds rows of other code, versions or another GPU."""
+        self.path, self.made_with = path, made_with
+        self.rows = self.read(path) if path.exists() else []
+        # Written anew, because the last line of a run that was killed may be half a line.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in (made_with, *self.rows)))
+
+    def read(self, path: Path) -> list[Row]:
+        """The whole lines of a file of rows made with the same."""
+        head, *lines = path.read_text().split("\n")
+        if json.loads(head) != self.made_with:
+            raise ValueError(f"{path} was made with {head}, not {json.dumps(self.made_with)}")
+        return [json.loads(line) for line in lines[:-1]]
+
+    def add(self, rows: list[Row]) -> None:
+        self.rows += rows
+        with self.path.open("a") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def code(function: Callable[..., Row]) -> str:
+    """Digest of the kernels, of the draws and of the case itself."""
+    package = Path(inspect.getfile(nondet_kernels)).parent
+    files = [*sorted(package.glob("*.py")), *sorted(package.glob("tables/*.json"))]
+    files += [Path(__file__).with_name("operations.py"), Path(inspect.getfile(function))]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def _prepare(ends: float) -> None:
@@ -50,12 +97,15 @@ def _work(job: tuple[Callable[..., Row], list[tuple[Any, ...]]]) -> list[Row]:
         if time.time() > _ends:
             break
         try:
-            rows.append(function(*call))
+            rows.append({"call": str(call), **function(*call)})
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             text = f"{type(error).__name__}: {error} ({where.name}:{where.lineno})"
             rows.append({"call": str(call), "error": text[:300]})
-    return answered(rows)
+    rows = answered(rows)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # The processes share one memory.
+    return rows
 
 
 def answered(rows: list[Row]) -> list[Row]:
@@ -68,22 +118,37 @@ def answered(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def run(function: Callable[..., Row], jobs: Sequence[list[tuple[Any, ...]]], limit: float,
-        processes: int) -> list[Row]:  # fmt: skip
+def run(function: Callable[..., Row], jobs: Sequence[list[tuple[Any, ...]]],
+        given: argparse.Namespace) -> list[Row]:  # fmt: skip
     """Rows of ``function(*call)`` for every call of every job; a job stays in one process.
 
-    Stops after ``limit`` seconds; a process that hangs is given up twenty seconds later.
+    Calls whose rows are on disk are not made again. Stops after ``given.seconds``; a process that
+    hangs is given up twenty seconds later.
     """
-    ends = time.time() + limit
-    rows: list[Row] = []
-    with multiprocessing.get_context("spawn").Pool(processes, _prepare, (ends,)) as pool:
+    real = str("ACTIVATIONS" in os.environ)  # They are one more kind of data to draw.
+    made_with = {**timing.hardware(), "code": code(function), "activations": real}
+    ledger = Ledger(given.path.with_suffix(".rows.jsonl"), made_with)
+    done = {row["call"] for row in ledger.rows}
+    left = [[call for call in calls if str(call) not in done] for calls in jobs]
+    left = [calls for calls in left if calls]
+    if left:
+        _share(function, left, ledger, given)
+    wanted = sum(map(len, jobs))
+    print(f"{len(done)} cases were on disk, {len(ledger.rows)} of {wanted} are now", flush=True)
+    joined = [row for path in given.join for row in ledger.read(path)]
+    return list({row["call"]: row for row in (*joined, *ledger.rows)}.values())
+
+
+def _share(function: Callable[..., Row], jobs: list[list[tuple[Any, ...]]], ledger: Ledger,
+           given: argparse.Namespace) -> None:  # fmt: skip
+    ends = time.time() + given.seconds
+    with multiprocessing.get_context("spawn").Pool(given.processes, _prepare, (ends,)) as pool:
         found = pool.imap_unordered(_work, [(function, calls) for calls in jobs])
         try:
             for _ in jobs:
-                rows += found.next(timeout=max(1.0, min(ends - time.time(), 1e6)) + 20)
+                ledger.add(found.next(timeout=max(1.0, min(ends - time.time(), 1e6)) + 20))
         except multiprocessing.TimeoutError:
             print("gave up waiting: a process hangs", flush=True)
-    return rows
 
 
 def report(path: Path, rows: list[Row], ops: Sequence[str], checks: Sequence[str]) -> int:

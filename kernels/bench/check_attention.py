@@ -1,6 +1,7 @@
 """Property cases for attention on the GPU: equal bits however the keys came in.
 
-    PYTHONPATH=kernels python kernels/bench/check_attention.py OUT.csv [cases] [seconds] [processes]
+    PYTHONPATH=kernels python kernels/bench/check_attention.py OUT.csv [--draws 2000] [--seconds S]
+        [--processes P] [--part I/N] [--join ROWS.jsonl ...]
 
 A case draws heads, sizes, type and data, and compares with the bits of one plain prefill of each
 sequence alone: the batch with left padding (pad keys NaN), a cache longer than its content (the
@@ -155,12 +156,12 @@ def accuracy(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor,
 
 
 def main() -> int:
-    path, seeds, limit, processes = cases.arguments()
+    given = cases.arguments()
     # Every process takes whole settings, so that few kernels are compiled twice.
     share = max(1, len(SETTINGS) * 4)
-    jobs = [[(seed,) for seed in seeds[first::share]] for first in range(share)]
-    rows = cases.run(case, [job for job in jobs if job], limit, processes)
-    return int(cases.report(path, rows, ["attention"], CHECKS) > 0)
+    jobs = [[(seed,) for seed in given.seeds[first::share]] for first in range(share)]
+    rows = cases.run(case, [job for job in jobs if job], given)
+    return int(cases.report(given.path, rows, ["attention"], CHECKS) > 0)
 
 
 if __name__ == "__main__":

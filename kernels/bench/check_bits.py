@@ -1,16 +1,18 @@
 """Property cases on the GPU: does a row's result depend on anything but the row?
 
-    PYTHONPATH=kernels python kernels/bench/check_bits.py OUT.csv [cases] [seconds] [processes]
+    PYTHONPATH=kernels python kernels/bench/check_bits.py OUT.csv [--draws 2000] [--seconds S]
+        [--processes P] [--part I/N] [--join ROWS.jsonl ...]
 
 A case draws a number of rows, data and a row, and compares the row's bits between: the row alone;
 the row in its batch; the row elsewhere in the batch; the row among neighbours that are NaN,
-infinite or huge; and the same values behind other strides. Sixteen cases in a row share
+infinite or huge; and the same values behind other strides. Thirty-two cases in a row share
 operation, type, sizes and layouts, as each such choice is a kernel to compile. One in eight also
 compares the error against float64 with that of torch's own operation.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any
 
@@ -53,8 +55,8 @@ ROWS = [
 ]
 
 
-DRAWS = 16
-"""Cases that share what a kernel is compiled for."""
+DRAWS = 32
+"""Cases that share what a kernel is compiled for: compiling takes most of the time."""
 
 
 def case(name: str, seed: int) -> dict[str, Any]:
@@ -107,11 +109,12 @@ CHECKS = ["alone", "position", "neighbours", "layout"]
 
 
 def main() -> int:
-    path, seeds, limit, processes = cases.arguments()
-    jobs = [[(name, seed) for seed in seeds[first : first + DRAWS]]
-            for first in range(0, len(seeds), DRAWS) for name in OPS]  # fmt: skip
-    rows = cases.run(case, jobs, limit, processes)
-    return int(cases.report(path, rows, OPS, CHECKS) > 0)
+    given = cases.arguments()
+    groups = itertools.groupby(given.seeds, lambda seed: seed // DRAWS)
+    jobs = [[(name, seed) for seed in seeds]
+            for seeds in [list(group) for _, group in groups] for name in OPS]  # fmt: skip
+    rows = cases.run(case, jobs, given)
+    return int(cases.report(given.path, rows, OPS, CHECKS) > 0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Every M in 1..2048 against M = 1 at the layer shapes, ours and torch.mm, on the GPU.
 
-    PYTHONPATH=kernels python kernels/bench/check_rows.py OUT.csv 0 [seconds] [processes]
+    PYTHONPATH=kernels python kernels/bench/check_rows.py OUT.csv [--seconds S] [--processes P]
 
 Compares the first and the last row of the batch with the row alone, all bits. The data has outlier
 channels and exponents spread over 2**16, because plain normal data hides differences.
@@ -51,13 +51,13 @@ def shape(n: int, k: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    path, _, limit, processes = cases.arguments()
+    given = cases.arguments()
     timing.warm(compile_some, jobs(processors(torch.device("cuda", 0))))
     sizes = sorted(shapes.distinct(), key=lambda size: size[0] * size[1])
-    rows = cases.run(shape, [[size] for size in sizes], limit, processes)
+    rows = cases.run(shape, [[size] for size in sizes], given)
     print(*[row for row in rows if "error" in row], sep="\n")
     rows = [row for row in rows if "error" not in row]
-    timing.write_csv(path, sorted(rows, key=lambda row: row["n"] * row["k"]))
+    timing.write_csv(given.path, sorted(rows, key=lambda row: row["n"] * row["k"]))
     return int(len(rows) < len(sizes) or any(row["differ"] for row in rows))
 
 
