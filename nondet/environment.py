@@ -11,7 +11,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ SWITCHES = (
     "CUDA_VISIBLE_DEVICES",
     "DNNL_",
     "FLASHINFER_",
+    "FLASH_ATTENTION_",
     "KMP_",
     "MKL_",
     "NCCL_",
@@ -34,10 +35,16 @@ SWITCHES = (
     "OPENBLAS_",
     "PYTORCH_",
     "SGLANG_",
+    "TORCHDYNAMO_",
+    "TORCHINDUCTOR_",
     "TORCH_",
     "TRITON_",
+    "USE_HUB_KERNELS",
     "VLLM_",
 )
+# Of these, what only says where files lie, what is logged, or which GPUs there are.
+IDLE = ("_CACHE", "_DIR", "_HOME", "_PATH", "_ROOT", "_LOG", "DEBUG", "VERBOSE", "USAGE_STATS",
+        "CUDA_VISIBLE_DEVICES")  # fmt: skip
 SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 # Sources whose change can change generated tokens; part of a run's identity.
 GENERATING = ("worker.py", "waves.py", "backends", "invariant", "parallel", "precision")
@@ -159,6 +166,18 @@ def switches() -> dict[str, str]:
         name: value
         for name, value in sorted(os.environ.items())
         if name.startswith(SWITCHES) and not any(word in name for word in SECRET)
+    }
+
+
+def inherited_switches(replaced: Collection[str]) -> dict[str, str]:
+    """Switches that a worker inherits and that may move bits; part of a run's identity.
+
+    replaced: variables whose value does not reach the worker's computation.
+    """
+    return {
+        name: value
+        for name, value in switches().items()
+        if name not in replaced and not any(word in name for word in IDLE)
     }
 
 

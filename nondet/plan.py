@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from nondet.backends.base import Backend, backend_class, known_path
-from nondet.environment import code_hash, cpu_count, cpu_name, gpu_names, versions_in
+from nondet.environment import (
+    code_hash,
+    cpu_count,
+    cpu_name,
+    gpu_names,
+    inherited_switches,
+    versions_in,
+)
 from nondet.marking import get_marker
 from nondet.models import ModelFiles, find_model
 from nondet.parallel.check import check_heads, check_ranks
 from nondet.runs import digest
-from nondet.settings import ModelSetting, Setting, SettingError, TaskSetting
+from nondet.settings import ModelSetting, Setting, SettingError, TaskSetting, one_line
 from nondet.tasks import load_task
 from nondet.tasks.base import Task
 from nondet.workload import Workload, make_workload
@@ -65,7 +72,8 @@ def plan_run(setting: Setting) -> Plan:
         "task": task.name,
         "model": model.fingerprint,
         "backend": {"name": setting.backend.name, "options": dict(setting.backend.options)},
-        "versions": versions_in(str(python) if python else None, backend.packages()),
+        "versions": _versions(python, backend),
+        "switches": inherited_switches(_replaced(setting, backend)),
         "hardware": [cpu_name(), *(gpu_names() if device == "cuda" else ())],
         "code": code_hash(),
     }
@@ -82,6 +90,22 @@ def plan_run(setting: Setting) -> Plan:
         task.fingerprint(marker.version),
         workload,
     )
+
+
+def _versions(python: Path | None, backend: type[Backend]) -> dict[str, str | None]:
+    try:
+        return versions_in(str(python) if python else None, backend.packages())
+    except (OSError, ValueError) as error:
+        valid = f"an interpreter that starts and finds nondet ({one_line(error)[:160]})"
+        raise SettingError("backend.python", python, valid) from error
+
+
+def _replaced(setting: Setting, backend: type[Backend]) -> set[str]:
+    """Variables that a worker is given anew, or that a factor of the setting overrules."""
+    names = set(backend.environment(setting))
+    if setting.backend.name == "hf" or setting.threads is not None:
+        names |= {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+    return names
 
 
 def resolve_device(setting: Setting) -> str:
