@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from nondet.metrics.intervals import LEVEL, NOTHING, Estimate, clopper_pearson, wilson
+from nondet.metrics.intervals import (
+    LEVEL,
+    NOTHING,
+    Estimate,
+    clopper_pearson,
+    share_of_known,
+    wilson,
+)
 
 UNKNOWN = -1
 
@@ -45,13 +52,18 @@ def std_of_counts(counts: Sequence[int], n: int) -> float:
     return math.sqrt(Fraction(spread, settings * (settings - 1) * n * n))
 
 
-def std_at_acc(correct_CP: NDArray[np.int8], level: float = LEVEL) -> Estimate:
+def std_at_acc(
+    correct_CP: NDArray[np.int8],
+    level: float = LEVEL,
+    item_P: NDArray[np.int64] | None = None,
+) -> Estimate:
     """Std@Acc of settings x items, over the items with a verdict in every setting.
 
     The interval takes the settings as draws of the rounding noise and the items as given: the
     chi-square interval of a normal standard deviation. When all accuracies are equal the lower end
     is 0, and the upper end is what items that nobody saw change could still add: at most the
-    exact upper bound of the share of unstable items, each with the largest variance 1/4.
+    exact upper bound of the share of unstable items, each with the largest variance 1/4. With
+    ``item_P``, the item of each row, the samples of an item may move together there.
     n is the number of settings.
     """
     known = (correct_CP != UNKNOWN).all(axis=0)
@@ -61,9 +73,11 @@ def std_at_acc(correct_CP: NDArray[np.int8], level: float = LEVEL) -> Estimate:
     if math.isnan(value):
         return Estimate(value, math.nan, math.nan, settings)
     if value == 0:
-        unstable = int((right != right[0]).any(axis=0).sum())
-        share = clopper_pearson(unstable, items, level).high
-        return Estimate(0.0, 0.0, math.sqrt(share / (4 * items)), settings)
+        item_of = np.arange(items) if item_P is None else item_P[known]
+        distinct = len(set(item_of.tolist()))
+        unstable = len(set(item_of[(right != right[0]).any(axis=0)].tolist()))
+        share = clopper_pearson(unstable, distinct, level).high
+        return Estimate(0.0, 0.0, math.sqrt(share / (4 * distinct)), settings)
     tail = (1 - level) / 2
     free = settings - 1
     low = value * math.sqrt(free / stats.chi2.ppf(1 - tail, free))
@@ -95,12 +109,20 @@ def binomial_se(share: float, items: int) -> float:
     return math.sqrt(share * (1 - share) / items) if items else math.nan
 
 
-def best_worst(correct_CP: NDArray[np.int8]) -> tuple[Estimate, Estimate]:
-    """Best and worst possible accuracy: right in any setting, right in all (arXiv 2408.04667)."""
+def best_worst(
+    correct_CP: NDArray[np.int8], item_P: NDArray[np.int64] | None = None
+) -> tuple[Estimate, Estimate]:
+    """Best and worst possible accuracy: right in any setting, right in all (arXiv 2408.04667).
+
+    ``item_P`` is the item of each row when items have several rows: the intervals count items.
+    """
     known = (correct_CP != UNKNOWN).all(axis=0)
-    right = correct_CP[:, known] == 1
-    items = right.shape[1]
-    return wilson(int(right.any(axis=0).sum()), items), wilson(int(right.all(axis=0).sum()), items)
+    right = correct_CP == 1
+    item_P = np.arange(len(known)) if item_P is None else item_P
+    return (
+        share_of_known(right.any(axis=0), known, item_P),
+        share_of_known(right.all(axis=0), known, item_P),
+    )
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
@@ -118,6 +140,16 @@ def mcnemar(only_a: int, only_b: int) -> float:
     """Exact two-sided p of McNemar's test for the flips between two settings; 1 without flips."""
     flips = only_a + only_b
     return 1.0 if flips == 0 else float(stats.binomtest(only_a, flips, 0.5).pvalue)
+
+
+def item_flips(
+    correct_a: NDArray[np.int8], correct_b: NDArray[np.int8], item_P: NDArray[np.int64]
+) -> tuple[int, int]:
+    """Items with more rows right in a than in b, and with fewer; rows with a verdict in both."""
+    known = (correct_a != UNKNOWN) & (correct_b != UNKNOWN)
+    turned = correct_a[known].astype(np.int64) - correct_b[known]
+    net = np.bincount(item_P[known], weights=turned)
+    return int((net > 0).sum()), int((net < 0).sum())
 
 
 def flips(correct_a: NDArray[np.int8], correct_b: NDArray[np.int8]) -> tuple[int, int, int]:

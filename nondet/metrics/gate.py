@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
-from nondet.metrics.intervals import largest_unseen, needed, percent, share_of_rows
+from nondet.metrics.intervals import bonferroni, largest_unseen, needed, percent, share_of_rows
 from nondet.metrics.sides import Difference
 
 IDENTICAL, DIFFERENT, USAGE, INCONCLUSIVE = 0, 1, 2, 3
@@ -143,8 +143,10 @@ def decide(
     if worst is not None and count > allow * worst.difference.items:
         reasons.append(_sentence(worst, level, count, items))
         rows = worst.difference.items
-        beyond = share_of_rows(min(count, rows), rows, items).low
-        if moved[0] and beyond <= share_of_rows(moved[0], moved[1], items).high:
+        # The pair is the worst of all that were compared.
+        each = bonferroni(len(matched))
+        beyond = share_of_rows(min(count, rows), rows, items, each).low
+        if moved[0] and beyond <= share_of_rows(moved[0], moved[1], items, each).high:
             reasons.append("That is no more than repeats differ: not a finding about A and B.")
             return INCONCLUSIVE, reasons + list(missing)
         return DIFFERENT, reasons + list(missing)

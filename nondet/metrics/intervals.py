@@ -60,6 +60,17 @@ def clopper_pearson(count: int, n: int, level: float = LEVEL) -> Estimate:
     return Estimate(count / n, low, high, n)
 
 
+def share_of_known(
+    hits_P: NDArray[np.bool_],
+    known_P: NDArray[np.bool_],
+    item_P: NDArray[np.int64],
+    level: float = LEVEL,
+) -> Estimate:
+    """``share_of_items`` of the rows of which it is known whether they have the property."""
+    places = np.unique(item_P[known_P], return_inverse=True)[1]
+    return share_of_items(hits_P[known_P], np.asarray(places, dtype=np.int64), level)
+
+
 def share_of_rows(count: int, rows: int, items: int, level: float = LEVEL) -> Estimate:
     """Share ``count / rows``; with several rows an item the interval counts items."""
     if items >= rows:
@@ -75,6 +86,11 @@ def percent(share: float) -> str:
     if text == "100.0%" and share < 1:
         return f"{100 * share:.{max(1, math.ceil(-math.log10(100 * (1 - share))))}f}%"
     return text
+
+
+def bonferroni(comparisons: int, level: float = LEVEL) -> float:
+    """Level of each of several intervals so that all of them hold together with ``level``."""
+    return 1 - (1 - level) / max(comparisons, 1)
 
 
 def largest_unseen(n: int, level: float = LEVEL) -> float:

@@ -43,6 +43,16 @@ class Loaded:
         return np.stack([outcome.correct_P for outcome in self.outcomes])
 
     @property
+    def error_CP(self) -> NDArray[np.bool_]:
+        """Rows that ended in an error, bool (C, P)."""
+        return np.stack([outcome.error_P for outcome in self.outcomes])
+
+    @property
+    def answered_CP(self) -> NDArray[np.bool_]:
+        """Rows whose answer, or that there is none, is known, bool (C, P)."""
+        return np.stack([outcome.answered_P for outcome in self.outcomes])
+
+    @property
     def answers_CP(self) -> NDArray[np.object_]:
         """What the marker read, (C, P) of strings."""
         return np.stack([outcome.answers_P for outcome in self.outcomes])

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from nondet.metrics.accuracy import UNKNOWN
 from nondet.runs import Run
 from nondet.study import StudyError
 
@@ -35,6 +36,11 @@ class Outcomes:
     error_P: NDArray[np.bool_]
     correct_P: NDArray[np.int8]
     answers_P: NDArray[np.object_]
+
+    @property
+    def answered_P(self) -> NDArray[np.bool_]:
+        """Rows whose answer, or that there is none, is known; not those that nobody marked."""
+        return np.asarray((self.correct_P != UNKNOWN) | (self.answers_P != NO_ANSWER), dtype=bool)
 
     @property
     def errors(self) -> int:
@@ -70,7 +76,7 @@ def read_outcomes(run: Run, lengths_P: NDArray[np.int64]) -> Outcomes:
 
 
 def _filled(column: pa.ChunkedArray) -> NDArray[np.int8]:
-    return np.asarray(pc.fill_null(column, -1).to_numpy(), dtype=np.int8)
+    return np.asarray(pc.fill_null(column, UNKNOWN).to_numpy(), dtype=np.int8)
 
 
 def check_same_rows(runs: Sequence[Run], outcomes: Sequence[Outcomes]) -> None:

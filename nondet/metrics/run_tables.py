@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from nondet.metrics.accuracy import accuracy, flips, mcnemar
+from nondet.metrics.accuracy import UNKNOWN, accuracy, flips, item_flips, mcnemar
 from nondet.metrics.candidates import explained_by_noise
 from nondet.metrics.divergence import CUT, FINISHED, Comparison, against, median_position
-from nondet.metrics.intervals import share_of_items
+from nondet.metrics.intervals import share_of_known
 from nondet.metrics.load import Gaps, Loaded
 from nondet.metrics.prefix import NEVER
 from nondet.metrics.probability import Difference
@@ -65,10 +65,12 @@ COSTS = (
 
 NUMBERS = (
     "items",
+    "compared",
     "diverged",
     "div_percent",
     "div_low",
     "div_high",
+    "marked",
     "accuracy",
     "acc_low",
     "acc_high",
@@ -79,22 +81,32 @@ NUMBERS = (
 
 
 def _run_numbers(loaded: Loaded, first: Comparison, run: int) -> dict[str, object]:
-    """Numbers of one run; shares of divergence in percent, accuracy from 0 to 1."""
+    """Numbers of one run; shares of divergence in percent, accuracy from 0 to 1.
+
+    items: its rows, of which ``compared`` can be told from or are those of the reference and
+    ``marked`` have a verdict. mean_length and truncated leave errors out.
+    """
     outcome = loaded.outcomes[run]
-    share = share_of_items(first.diverged[:, run], loaded.item_P)
-    right = accuracy(outcome.correct_P, loaded.items)
+    # Whether a response that was cut too early differs is not known: it is not among the n.
+    decided = first.identical[:, run] | first.diverged[:, run]
+    share = share_of_known(first.diverged[:, run], decided, loaded.item_P)
+    marked = outcome.correct_P != UNKNOWN
+    right = accuracy(outcome.correct_P, len(set(loaded.item_P[marked].tolist())))
     rows = len(outcome.keys)
+    ended = outcome.lengths_P[~outcome.error_P]
     return {
         "items": rows,
+        "compared": int(decided.sum()),
         "diverged": int(first.diverged[:, run].sum()),
         "div_percent": 100 * share.value,
         "div_low": 100 * share.low,
         "div_high": 100 * share.high,
+        "marked": int(marked.sum()),
         "accuracy": right.value,
         "acc_low": right.low,
         "acc_high": right.high,
-        "mean_length": float(outcome.lengths_P.mean()) if rows else np.nan,
-        "truncated": int(outcome.cut_P.sum()),
+        "mean_length": float(ended.mean()) if ended.size else np.nan,
+        "truncated": int((outcome.cut_P & ~outcome.error_P).sum()),
         "errors": outcome.errors,
     }
 
@@ -163,12 +175,18 @@ def _kind(setting_a: str, setting_b: str) -> str:
 
 
 def flips_table(study: Study, loaded: Loaded, pairs: Sequence[Pair]) -> pd.DataFrame:
-    """Answers that changed between right and wrong, with McNemar's exact p, one row a pair."""
+    """Answers that changed between right and wrong, with McNemar's exact p, one row a pair.
+
+    Several samples of an item do not change independently: then p is that of the items that got
+    more or fewer right. Answers of responses that ended in an error or that nobody marked are left
+    out.
+    """
     labels = run_labels(study)
     rows = []
     for a, b in pairs:
         one, two = loaded.outcomes[a], loaded.outcomes[b]
         only_a, only_b, known = flips(one.correct_P, two.correct_P)
+        read = one.answered_P & two.answered_P
         rows.append(
             {
                 "run_a": loaded.runs[a].id,
@@ -178,8 +196,8 @@ def flips_table(study: Study, loaded: Loaded, pairs: Sequence[Pair]) -> pd.DataF
                 "items": known,
                 "only_a": only_a,
                 "only_b": only_b,
-                "answers_differ": int((one.answers_P != two.answers_P).sum()),
-                "p": mcnemar(only_a, only_b),
+                "answers_differ": int((read & (one.answers_P != two.answers_P)).sum()),
+                "p": mcnemar(*item_flips(one.correct_P, two.correct_P, loaded.item_P)),
             }
         )
     names = ["run_a", "run_b", "label_a", "label_b", "items", "only_a", "only_b"]

@@ -10,11 +10,17 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from nondet.metrics.accuracy import UNKNOWN, best_worst, binomial_se, std_at_acc
-from nondet.metrics.agreement import tar_answers, tar_responses
+from nondet.metrics.agreement import answers_agree
 from nondet.metrics.attribution import REPEAT, one_factor_pairs
 from nondet.metrics.divergence import against, div_index, unique_outputs
 from nondet.metrics.groups import Group
-from nondet.metrics.intervals import Estimate, by_item, mean_over_items, share_of_items
+from nondet.metrics.intervals import (
+    Estimate,
+    by_item,
+    mean_over_items,
+    share_of_items,
+    share_of_known,
+)
 from nondet.metrics.length import avg_std_output_length
 from nondet.metrics.load import Loaded
 from nondet.metrics.prefix import NEVER
@@ -49,7 +55,7 @@ def accuracy_table(loaded: Loaded, groups: Sequence[Group]) -> pd.DataFrame:
         rows.append(
             {
                 **_head(group, items),
-                **std_at_acc(correct)._asdict(),
+                **std_at_acc(correct, item_P=loaded.item_P)._asdict(),
                 "mean": float(shares.mean()),
                 "median": float(np.median(shares)),
                 "min": float(shares.min()),
@@ -63,20 +69,24 @@ def accuracy_table(loaded: Loaded, groups: Sequence[Group]) -> pd.DataFrame:
 
 
 def length_table(loaded: Loaded, groups: Sequence[Group], rng: np.random.Generator) -> pd.DataFrame:
-    """Avg_Std@Output_Length in tokens, and the share of responses that were cut."""
+    """Avg_Std@Output_Length in tokens, and the share of responses that were cut at the limit.
+
+    Items with an error in one of the settings are left out.
+    """
     rows = []
     for group in groups:
         runs = list(group.runs)
-        spread = avg_std_output_length(loaded.forest.lengths_PC[:, runs].T, loaded.item_P, rng)
-        cut = loaded.forest.cut_PC[:, runs]
+        # An error has no length of its own.
+        ended = ~loaded.error_CP[runs].any(axis=0)
+        lengths_CP = loaded.forest.lengths_PC[ended][:, runs].T
+        spread = avg_std_output_length(lengths_CP, loaded.item_P[ended], rng)
+        cut = loaded.forest.cut_PC[ended][:, runs]
         rows.append(
             {
-                **_head(group, len(loaded.item_P)),
+                **_head(group, int(ended.sum())),
                 **spread._asdict(),
                 "truncated_share": float(cut.mean()) if cut.size else np.nan,
-                "mean_length": float(loaded.forest.lengths_PC[:, runs].mean())
-                if cut.size
-                else np.nan,
+                "mean_length": float(lengths_CP.mean()) if cut.size else np.nan,
             }
         )
     return pd.DataFrame(rows, columns=[*HEAD, *ESTIMATE, "truncated_share", "mean_length"])
@@ -87,20 +97,23 @@ def div_index_table(
 ) -> pd.DataFrame:
     """Div_Index over all settings of a group: share diverged (value, 0 to 1) and positions.
 
-    mean and median are over the diverged items only; ``paper_value`` is the published
+    items: rows of which is known whether they diverge, or that are equal. mean and median are over
+    the diverged items only; ``paper_value`` is the published
     convention: that mean, or -1 when nothing diverged.
     """
     rows = []
     for group in groups:
         position = div_index(loaded.forest, group.runs)
         some = position != NEVER
-        share = share_of_items(some, loaded.item_P)
+        unique = unique_outputs(loaded.forest, group.runs)
+        # Not diverged and not equal: cut too early to tell.
+        decided = some | (unique == 1)
+        share = share_of_known(some, decided, loaded.item_P)
         conditional = np.where(some, position, np.nan).astype(np.float64)
         mean = mean_over_items(by_item(conditional, loaded.item_P), rng)
-        unique = unique_outputs(loaded.forest, group.runs)
         rows.append(
             {
-                **_head(group, len(loaded.item_P)),
+                **_head(group, int(decided.sum())),
                 **share._asdict(),
                 "diverged": int(some.sum()),
                 "median": float(np.median(position[some])) if some.any() else np.nan,
@@ -108,7 +121,7 @@ def div_index_table(
                 "mean_low": mean.low,
                 "mean_high": mean.high,
                 "paper_value": float(position[some].mean()) if some.any() else -1.0,
-                "unique_outputs": float(unique.mean()) if len(unique) else np.nan,
+                "unique_outputs": float(unique[decided].mean()) if decided.any() else np.nan,
             }
         )
     names = ["diverged", "median", "mean", "mean_low", "mean_high", "paper_value"]
@@ -153,20 +166,29 @@ def _mean(values: NDArray[np.float64]) -> float:
 
 
 def answers_table(loaded: Loaded, groups: Sequence[Group]) -> pd.DataFrame:
-    """TARr@N, TARa@N, best and worst possible accuracy, one row a group and metric."""
+    """TARr@N, TARa@N, best and worst possible accuracy, one row a group and metric.
+
+    items: rows that enter: TARr@N leaves errors out, TARa@N rows that nobody marked, the accuracies
+    rows without a verdict in every setting.
+    """
     rows = []
     for group in groups:
         runs = list(group.runs)
-        best, worst = best_worst(loaded.correct_CP[runs])
-        unique = unique_outputs(loaded.forest, runs)
-        metrics: dict[str, Estimate] = {
-            "TARr@N": tar_responses(unique, loaded.item_P),
-            "TARa@N": tar_answers(loaded.answers_CP[runs], loaded.item_P),
-            "best_accuracy": best,
-            "worst_accuracy": worst,
+        best, worst = best_worst(loaded.correct_CP[runs], loaded.item_P)
+        marked = np.asarray((loaded.correct_CP[runs] != UNKNOWN).all(axis=0), dtype=bool)
+        ended = np.asarray(~loaded.error_CP[runs].any(axis=0), dtype=bool)
+        read = np.asarray(loaded.answered_CP[runs].all(axis=0), dtype=bool)
+        same = unique_outputs(loaded.forest, runs) == 1
+        agree = answers_agree(loaded.answers_CP[runs])
+        metrics: dict[str, tuple[Estimate, NDArray[np.bool_]]] = {
+            "TARr@N": (share_of_known(same, ended, loaded.item_P), ended),
+            "TARa@N": (share_of_known(agree, read, loaded.item_P), read),
+            "best_accuracy": (best, marked),
+            "worst_accuracy": (worst, marked),
         }
-        for name, estimate in metrics.items():
-            rows.append({**_head(group, best.n), "metric": name, **estimate._asdict()})
+        for name, (estimate, known) in metrics.items():
+            head = _head(group, int(known.sum()))
+            rows.append({**head, "metric": name, **estimate._asdict()})
     return pd.DataFrame(rows, columns=[*HEAD, "metric", *ESTIMATE])
 
 

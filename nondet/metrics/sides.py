@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from nondet.metrics.accuracy import accuracy, flips, mcnemar
+from nondet.metrics.accuracy import accuracy, flips, item_flips, mcnemar
 from nondet.metrics.candidates import probability_divergence
 from nondet.metrics.divergence import Comparison, compare_lengths, median_position
 from nondet.metrics.fork import BATCH, BUFFER
-from nondet.metrics.intervals import share_of_items
+from nondet.metrics.intervals import share_of_known
 from nondet.metrics.load import read_column, read_logprobs
 from nondet.metrics.prefix import common_prefix
 from nondet.metrics.probability import top_k_kl
@@ -41,8 +41,9 @@ class Difference:
     """What differs between two runs; counts are of rows unless said otherwise.
 
     diverged, identical, cut: see ``divergence``; share, low, high: share diverged with Wilson's
-    interval. errors: responses that ended in one; the other counts of lengths, finish reasons,
-    answers and verdicts leave them out. median_first: median position of the first divergence.
+    interval, of the rows that are identical or diverged. errors: responses that ended in one; the
+    counts of lengths, finish reasons, answers and verdicts that differ leave them out.
+    median_first: median position of the first divergence.
     logprobs: sampling-against-training names of ``rl.Mismatch`` over the common prefixes, a as the
     sampling side.
     logprobs_differ: positions whose log-probabilities are not equal to the last bit (a NaN on one
@@ -96,7 +97,8 @@ def compare_sides(a: Side, b: Side) -> Difference:
     found = compare_lengths(
         prefix, a.tokens.lengths, b.tokens.lengths, a.outcomes.cut_P, b.outcomes.cut_P
     )
-    share = share_of_items(found.diverged, a.outcomes.item_P)
+    decided = found.diverged | found.identical
+    share = share_of_known(found.diverged, decided, a.outcomes.item_P)
     only_a, only_b, _ = flips(a.outcomes.correct_P, b.outcomes.correct_P)
     # What an error left behind is no answer of its own.
     ended = ~(a.outcomes.error_P | b.outcomes.error_P)
@@ -120,7 +122,9 @@ def compare_sides(a: Side, b: Side) -> Difference:
         accuracy_b=accuracy(b.outcomes.correct_P).value,
         only_a=only_a,
         only_b=only_b,
-        mcnemar_p=mcnemar(only_a, only_b),
+        mcnemar_p=mcnemar(
+            *item_flips(a.outcomes.correct_P, b.outcomes.correct_P, a.outcomes.item_P)
+        ),
         logprobs_compared=compared,
         logprobs_differ=unequal,
         logprobs=mismatch(before_a, before_b)._asdict(),

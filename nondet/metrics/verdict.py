@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nondet.metrics.intervals import Estimate, largest_unseen, needed, percent, share_of_rows
+from nondet.metrics.intervals import (
+    LEVEL,
+    Estimate,
+    bonferroni,
+    largest_unseen,
+    needed,
+    percent,
+    share_of_rows,
+)
 
 PASS, DIFFERENT, INCONCLUSIVE = "PASS", "DIFFERENT", "INCONCLUSIVE"
 
@@ -82,14 +90,18 @@ def _worst(pairs: Sequence[tuple[int, int, str]]) -> tuple[int, int, str] | None
 def _beyond(
     parted: tuple[int, int, str] | None, moved: tuple[int, int, str], evidence: Evidence
 ) -> bool:
-    """Whether the settings part on more items than repeats, beyond both intervals."""
+    """Whether the settings part on more items than repeats, beyond both intervals.
+
+    The pair is the worst of many, so the level is that of Bonferroni for as many.
+    """
     if parted is None:
         return False
-    return _share(parted, evidence).low > _share(moved, evidence).high
+    level = bonferroni(len(evidence.setting_pairs))
+    return _share(parted, evidence, level).low > _share(moved, evidence, level).high
 
 
-def _share(pair: tuple[int, int, str], evidence: Evidence) -> Estimate:
-    return share_of_rows(pair[0], pair[1], pair[1] // evidence.samples)
+def _share(pair: tuple[int, int, str], evidence: Evidence, level: float = LEVEL) -> Estimate:
+    return share_of_rows(pair[0], pair[1], pair[1] // evidence.samples, level)
 
 
 def _noun(evidence: Evidence) -> str:
