@@ -54,6 +54,7 @@ def plan_run(setting: Setting) -> Plan:
         raise SettingError("kernels", setting.kernels, valid)
     backend.check(setting)
     device = resolve_device(setting)
+    backend.check_device(setting, device)
     check_ranks(setting, device)
     python = known_path(setting.backend.python)
     if python is not None and not python.is_file():

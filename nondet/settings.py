@@ -160,8 +160,12 @@ def setting_from(config: Mapping[str, Any]) -> Setting:
             raise SettingError(key, values[key], "left out: there is no such factor")
     made = Setting(backend=backend, model=model, task=task, **values).check()
     # 0 and 0.0 are one setting, with one hash.
-    whole = [key for key in ("temperature", "top_p", "timeout_s") if type(values.get(key)) is int]
-    return dataclasses.replace(made, **{key: float(values[key]) for key in whole})
+    reals: dict[str, Any] = {
+        key: float(values[key])
+        for key in ("temperature", "top_p", "timeout_s")
+        if type(values.get(key)) is int
+    }
+    return dataclasses.replace(made, **reals)
 
 
 def _group(cls: type[T], key: str, value: Any) -> T:

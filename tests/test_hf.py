@@ -135,6 +135,10 @@ def test_observed_is_read_back(tiny: Path) -> None:
         ({"gpus": 2, "dtype": "layercast"}, "dtype"),
         ({"backend": {"name": "hf", "cache": "paged"}}, "backend.cache"),
         ({"backend": {"name": "hf", "eager": True}}, "backend.eager"),
+        (
+            {"dtype": "fp32", "backend": {"name": "hf", "cache": "none", "kv_cache": "bf16"}},
+            "backend.kv_cache",
+        ),
     ],
 )
 def test_what_it_cannot_do_is_refused(values: dict[str, Any], key: str) -> None:

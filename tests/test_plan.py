@@ -51,3 +51,19 @@ def test_an_interpreter_that_does_not_start_is_a_mistake(
 ) -> None:
     with pytest.raises(SettingError, match=f"backend.python={python}: must be an interpreter"):
         plan(tiny, prompts, backend={"name": "hf", "python": python})
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"backend": {"name": "hf", "cache": "static", "cuda_graph": True}}, "backend.cuda_graph"),
+        ({"dtype": "layercast", "backend": {"name": "hf", "product": "fused"}}, "backend.product"),
+        ({"attention": "flash_attention_2"}, "attention"),
+    ],
+)
+def test_what_needs_a_gpu_is_refused_on_a_cpu(
+    tiny: Path, prompts: Path, values: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(SettingError) as caught:
+        plan(tiny, prompts, device="cpu", **values)
+    assert caught.value.key == key

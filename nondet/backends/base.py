@@ -84,6 +84,10 @@ class Backend(ABC):
         """Raise SettingError for a setting that this engine cannot run. Imports no engine."""
 
     @classmethod
+    def check_device(cls, setting: Setting, device: str) -> None:
+        """Raise SettingError for what cannot run on ``device``, "cpu" or "cuda"."""
+
+    @classmethod
     def packages(cls) -> tuple[str, ...]:
         """Distributions whose versions decide the bits and so belong to a run's identity."""
         return ("torch",)

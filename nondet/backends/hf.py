@@ -52,6 +52,10 @@ class HFBackend(Backend):
         _among("backend.cache", cache, CACHES)
         if not isinstance(graph, bool) or (graph and cache != "static"):
             raise SettingError("backend.cuda_graph", graph, "false without backend.cache=static")
+        if options.get("kv_cache", "auto") != "auto" and cache == "none":
+            raise SettingError(
+                "backend.kv_cache", options["kv_cache"], "auto with backend.cache=none"
+            )
         _among("batching", setting.batching, ("wave", "varied"))
         for key, value in options.items():
             if key in PRECISION:
@@ -59,6 +63,20 @@ class HFBackend(Backend):
             raise SettingError(f"backend.{key}", value, "left out: backend=hf has no such option")
         if setting.model.name == "endpoint":
             raise SettingError("model", "endpoint", "a model on disk with backend=hf")
+
+    @classmethod
+    def check_device(cls, setting: Setting, device: str) -> None:
+        """Raise SettingError for what needs a GPU where there is none."""
+        options = setting.backend.options
+        if device != "cpu":
+            return
+        if options.get("cuda_graph"):
+            raise SettingError("backend.cuda_graph", True, "false on a CPU")
+        if options.get("product") == "fused":
+            raise SettingError("backend.product", "fused", "auto or plain on a CPU")
+        if setting.attention.startswith("flash"):
+            valid = "eager, sdpa or flex_attention on a CPU"
+            raise SettingError("attention", setting.attention, valid)
 
     def start(self) -> None:
         """Load model and tokenizer and set every switch that moves bits."""
@@ -97,8 +115,6 @@ class HFBackend(Backend):
         if setting.backend.options.get("cuda_graph", False):
             from nondet.backends.hf_graph import DecodeGraphs
 
-            if self.device.type != "cuda":
-                raise SettingError("backend.cuda_graph", True, "false on a CPU")
             self.graphs = DecodeGraphs(self.model)
             self.scope.callback(self.graphs.undo)
         self.group.meet()
