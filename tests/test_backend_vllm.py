@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 from nondet.backends.candidates import RAW_LOGPROBS, candidate_table
 from nondet.backends.vllm import VLLMBackend, engine_arguments, response_from
 from nondet.backends.vllm_observed import from_config
-from nondet.runs import read_run
 from nondet.settings import Setting, SettingError, setting_from
 
 ROOT = Path(__file__).parent.parent
@@ -302,67 +300,3 @@ class TestRealVLLM:
         assert found.pop("tied_positions") >= 0
         assert found.pop("ties") == [True, True], "a tie is won by the lowest id"
         assert {name for name, held in found.items() if not held} == set()
-
-    def test_study_in_process(self, tmp_path: Path) -> None:
-        """Mode off: batch size 4 changes an answer, a repeat changes nothing."""
-        words = ["backend=vllm", "batch_size=1,4", "repeats=1", "-m"]
-        runs = self.study(tmp_path, words)
-        assert [run.status for run in runs] == ["complete"] * 3
-        one, again, four = (
-            next(r for r in runs if (r.factors["batch_size"], r.repeat) == key)
-            for key in ((1, 0), (1, 1), (4, 0))
-        )
-        columns = ["tokens", "top_logprobs"]
-        assert one.table(columns) == again.table(columns)
-        answers = [run.table(["tokens"])["tokens"].to_pylist() for run in (one, four)]
-        differ = sum(a != b for a, b in zip(*answers, strict=True))
-        assert differ >= 1
-        assert one.record["observed"]["max_num_seqs"] == 1
-        assert one.record["observed"]["attention_backend"] == "CPU_ATTN"
-
-    def test_study_through_the_server_with_and_without_load(self, tmp_path: Path) -> None:
-        words = [
-            "backend=openai",
-            "backend.serve=vllm",
-            f"backend.serve_python={PYTHON}",
-            "backend.load_rate=0,2",
-            "backend.load_tokens=8",
-            "batch_size=1",
-            "-m",
-        ]
-        runs = self.study(tmp_path, words)
-        assert [run.status for run in runs] == ["complete"] * 2
-        for run in runs:
-            observed = run.record["observed"]
-            assert observed["token_ids"] == "ids"
-            assert observed["logprobs_mode"] == RAW_LOGPROBS
-            assert observed["faults"] == {}
-            assert set(run.table(["finish_reason"])["finish_reason"].to_pylist()) <= {
-                "stop",
-                "length",
-            }
-        loads = [run.record["observed"]["load"] for run in runs]
-        assert sorted(load is None for load in loads) == [False, True]
-        sent = next(load for load in loads if load is not None)
-        assert sent["sent"] >= 1
-        assert sent["failed"] == 0
-
-    @staticmethod
-    def study(tmp_path: Path, words: list[str]) -> list[Any]:
-        common = ["backend.eager=true", "backend.max_length=1024", "threads=2", "task.limit=8"]
-        if "backend=vllm" in words:
-            common.append(f"backend.python={PYTHON}")
-        common += ["max_new_tokens=32", f"outputs={tmp_path}/out"]
-        done = subprocess.run(
-            [sys.executable, "-m", "nondet.run", *common, *words],
-            cwd=ROOT,
-            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        folders = sorted((tmp_path / "out" / "runs").glob("*/run.json"))
-        assert folders, json.dumps(done.stderr[-500:])
-        return [read_run(path.parent) for path in folders]
