@@ -26,9 +26,9 @@ from omegaconf.errors import OmegaConfBaseException
 import nondet
 from nondet.execute import execute
 from nondet.marking.repeat import check_study
-from nondet.plan import plan_run, repeats_of
+from nondet.plan import Plan, plan_run, repeats_of
 from nondet.progress import Lines, Live
-from nondet.runs import write_json
+from nondet.runs import DECODING, write_json
 from nondet.settings import Setting, SettingError, one_line, setting_from
 from nondet.study import label_of, load_study
 
@@ -107,11 +107,11 @@ def begin(config: DictConfig, jobs: Sequence[DictConfig], folder: Path) -> None:
     repeats = config.repeats
     if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 0:
         raise SettingError("repeats", repeats, "a whole number of at least 0")
+    _steering(config)
     settings = [setting_of(job) for job in jobs]
     if launcher_of(config) == LOCAL_LAUNCHER:
         # Elsewhere the jobs' machines decide (a login node has no GPU); they check again anyway.
-        for setting in settings:
-            plan_run(setting)
+        _comparable([plan_run(setting) for setting in settings])
     _writable(Path(config.outputs))
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     record = {
@@ -129,6 +129,29 @@ def begin(config: DictConfig, jobs: Sequence[DictConfig], folder: Path) -> None:
     }
     _varying = tuple(name for name, found in values.items() if len(found) > 1)
     _display = Live(runs).__enter__() if sys.stderr.isatty() else Lines(runs)
+
+
+def _steering(config: DictConfig) -> None:
+    if not isinstance(config.report, bool):
+        raise SettingError("report", config.report, "true or false")
+    for key in ("study", "outputs"):
+        if not isinstance(config[key], str) or not config[key].strip():
+            raise SettingError(key, config[key], "a name: a number stands in quotes, as in '\"7\"'")
+
+
+def _comparable(plans: Sequence[Plan]) -> None:
+    """Refuse a study whose runs could never be put beside each other, before any has started."""
+    valid = "the same in all settings of a study, or their answers cannot be compared"
+    first = plans[0]
+    for plan in plans[1:]:
+        for key in DECODING:
+            value = getattr(plan.setting, key)
+            if value != getattr(first.setting, key):
+                raise SettingError(key, value, valid)
+        if plan.model.fingerprint != first.model.fingerprint:
+            raise SettingError("model", plan.setting.factors()["model"], valid)
+        if plan.workload.fingerprint != first.workload.fingerprint:
+            raise SettingError("task", plan.task.name, f"of prompts that are {valid}")
 
 
 def launcher_of(config: DictConfig) -> str:

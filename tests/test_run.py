@@ -32,6 +32,13 @@ BAD = {
     "missing task": (["task.path=/no/such.jsonl"], "/no/such.jsonl"),
     "outputs": (["outputs=/proc/nothing"], "outputs=/proc/nothing: must be a folder"),
     "backend option": (["+backend.speed=9"], "backend.speed=9"),
+    "report": (["report=no"], "report=no: must be true or false"),
+    "no study": (["study=null"], "study=None: must be a name"),
+    "empty outputs": (['outputs=""'], "outputs=: must be a name"),
+    "other seeds": (["seed=1,2", "-m"], "seed=2: must be the same in all settings"),
+    "other lengths": (["max_new_tokens=4,8", "-m"], "max_new_tokens=8: must be the same"),
+    "other prompts": (["task.limit=1,2", "-m"], "task=jsonl: must be of prompts that are the same"),
+    "list as path": (["task.path=[a]"], "task.path=['a']: must be a text"),
     "interpreter": (["backend.python=/no/python"], "backend.python=/no/python"),
 }
 
