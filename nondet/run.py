@@ -38,8 +38,9 @@ def main() -> int:
     own_trace = os.environ.get("HYDRA_FULL_ERROR")
     # Hydra would print a mistake over many lines and exit with 1; let it through to us instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    if any(word.startswith("+sweep=") for word in sys.argv[1:]):
-        # So that a key given on the command line may list values, too.
+    if any(word.startswith(("+sweep=", "+launcher=")) for word in sys.argv[1:]):
+        # So that a key given on the command line may list values, too, and because Hydra gives
+        # a launcher jobs of a multirun alone.
         sys.argv.insert(1, "--multirun")
     try:
         job()

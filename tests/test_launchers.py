@@ -23,3 +23,11 @@ def test_a_study_through_a_launcher(launcher: str, tmp_path: Path) -> None:
     found = [(run.factors["batch_size"], run.repeat, run.status) for run in study.runs]
     assert found == [(1, 0, "complete"), (1, 1, "complete"), (2, 0, "complete")]
     assert (tmp_path / "outputs" / "latest" / "report" / "index.html").exists()
+
+
+def test_one_setting_goes_through_its_launcher_too(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    toy.write_items(tmp_path / "items.jsonl", 3)
+    done = toy.run(tmp_path, "+launcher=submitit_local", "report=false")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert list((tmp_path / "outputs" / "latest" / "submitit").iterdir())
