@@ -213,6 +213,11 @@ def _notes(study: Study, loaded: Loaded, scanned: Scan, limit: int) -> list[str]
             f"{loaded.items} items: 95 % intervals of means of skewed values, such as lengths, "
             "cover about 92 % with so few."
         )
+    if loaded.runs[0].factors.get("temperature"):
+        notes.append(
+            "Responses were sampled: Avg_Std@top1_prob is of the emitted tokens, which need not be "
+            "the most likely ones, and a gap at a fork need not be that of the two that parted."
+        )
     notes += _absent(study)
     notes += [
         f"{run_tables.run_labels(study)[run.id]}: {run.status}, {run.record.get('reason')}."

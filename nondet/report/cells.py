@@ -65,19 +65,23 @@ def raster(context: Context, name: str) -> Raster | None:
 def _shares(
     table: pd.DataFrame, places: Mapping[str, int], starts: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    runs = np.zeros(len(places))
+    runs = np.zeros((len(places), len(starts)))
     share = np.zeros((len(places), len(starts)))
     rows = table["item"].astype(str).map(dict(places)).to_numpy(dtype=np.int64)
     never = np.iinfo(np.int64).max
     positions = table["position"].fillna(never).to_numpy(dtype=np.int64)
-    for row, position in zip(rows, positions, strict=True):
-        runs[row] += 1
-        share[row] += starts < position
-    return share / runs[:, None]
+    # Behind its end a response that was cut too early is neither equal nor not.
+    cut = ~table["event"].to_numpy(dtype=bool) & (table["common"] < table["len_ref"]).to_numpy()
+    ends = np.where(cut, table["common"].to_numpy(dtype=np.int64), never)
+    for row, position, end in zip(rows, positions, ends, strict=True):
+        runs[row] += starts < end
+        share[row] += starts < min(position, end)
+    return np.divide(share, runs, out=np.full_like(share, np.nan), where=runs > 0)
 
 
 def matrix(context: Context) -> tuple[list[str], NDArray[np.float64], pd.DataFrame]:
-    """Settings, share of identical items (C, C), and the same as rows."""
+    """Settings, share of identical items (C, C) of those that could be compared to their end, and
+    the same as rows."""
     pairs, study = context.view.analysis.pairs, context.study
     first: dict[str, int] = {}
     names: list[str] = []
@@ -92,9 +96,11 @@ def matrix(context: Context) -> tuple[list[str], NDArray[np.float64], pd.DataFra
     rows = []
     for pair in pairs.to_dict("records"):
         a, b = place[pair["run_a"]], place[pair["run_b"]]
-        value = pair["identical"] / pair["items"] if pair["items"] else np.nan
-        # Of several repeats the least equal one is shown.
-        share[a, b] = share[b, a] = np.nanmin([value, share[a, b]])
+        decided = pair["identical"] + pair["diverged"]
+        if decided:
+            # Of several repeats the least equal one is shown.
+            value = pair["identical"] / decided
+            share[a, b] = share[b, a] = np.nanmin([value, share[a, b]])
     for a, name in enumerate(names):
         for b in range(a, len(names)):
             if not np.isnan(share[a, b]):

@@ -56,7 +56,7 @@ def facts(study: Study) -> str:
     settings = len({study.setting_key(run) for run in runs})
     repeats = len(runs) - settings
     parts = [
-        _count(items, "item"),
+        _count(items, "item") + _samples(len(runs[0].item_ids), items),
         _count(settings, "setting"),
         _count(repeats, "repeat") if repeats else "no repeats",
         " and ".join(hardware(runs)) or "hardware not recorded",
@@ -65,6 +65,12 @@ def facts(study: Study) -> str:
     if any((run.record.get("observed") or {}).get("token_unit") == "characters" for run in runs):
         parts.append("imported texts, so positions and lengths count characters, not tokens")
     return "; ".join(parts) + "."
+
+
+def _samples(rows: int, items: int) -> str:
+    if rows <= items:
+        return ""
+    return f", {rows / items:g} responses each, counted one by one (intervals count items)"
 
 
 def _count(number: int, word: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from nondet.metrics.responses import read_outcomes
 from nondet.report.context import Context
 
 COSTS = {
@@ -21,7 +22,10 @@ MOST_GROUPS = 4
 
 
 def diverged(context: Context) -> pd.DataFrame:
-    """Runs that were compared and runs that are missing: setting, items, diverged, share, ..."""
+    """Runs that were compared and runs that are missing: setting, items, diverged, share, ...
+
+    items: those that could be told from the reference or are the same (``compared``).
+    """
     table = context.view.summary
     references = set(context.view.references.values())
     table = table[~table["run_id"].isin(references)]
@@ -31,7 +35,7 @@ def diverged(context: Context) -> pd.DataFrame:
         {
             "setting": table["label"],
             "reference": table["reference"],
-            "items": table["items"],
+            "items": table["compared"],
             "diverged": table["diverged"],
             "share": table["div_percent"] / 100,
             "low": table["div_low"] / 100,
@@ -93,8 +97,11 @@ def most_diverged(table: pd.DataFrame, count: int) -> list[str]:
 
 
 def last_position(context: Context) -> int:
-    """The last token position of any reference response."""
-    return max(1, int(context.view.divergence["len_ref"].max()) - 1)
+    """The last token position of any reference response, or of a fork just behind its end."""
+    table = context.view.divergence
+    forks = table["position"].max()
+    last = int(table["len_ref"].max()) - 1
+    return max(1, last, last if pd.isna(forks) else int(forks))
 
 
 def bin_edges(last: int) -> list[int]:
@@ -129,7 +136,10 @@ def histogram(context: Context) -> pd.DataFrame:
 
 
 def accuracies(context: Context) -> pd.DataFrame:
-    """Accuracy of every finished run with the flips against the reference of its slice."""
+    """Accuracy of every finished run with the flips against the reference of its slice.
+
+    items: those with a verdict.
+    """
     table = context.view.summary
     table = table[table["status"] == "complete"]
     flips = context.view.analysis.flips
@@ -141,7 +151,7 @@ def accuracies(context: Context) -> pd.DataFrame:
         rows.append(
             {
                 "setting": row["label"],
-                "items": row["items"],
+                "items": row["marked"],
                 "accuracy": row["accuracy"],
                 "low": row["acc_low"],
                 "high": row["acc_high"],
@@ -156,6 +166,11 @@ def accuracies(context: Context) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*columns, "turned_wrong", "turned_right", "p"])
 
 
+def p_words(p: float) -> str:
+    """A p value with two digits, never as 0."""
+    return f"p {p:.2f}" if p >= 0.005 else f"p {p:.1g}"
+
+
 def flip_words(row: Mapping[Any, Any]) -> str:
     """Flips of one run in short: +2 −1, p 1.00."""
     if row["is_reference"]:
@@ -163,7 +178,7 @@ def flip_words(row: Mapping[Any, Any]) -> str:
     if row["turned_wrong"] is None or pd.isna(row["turned_wrong"]):
         return ""
     right, wrong = int(row["turned_right"]), int(row["turned_wrong"])
-    return "no flips" if right == wrong == 0 else f"+{right} −{wrong}, p {row['p']:.2f}"
+    return "no flips" if right == wrong == 0 else f"+{right} −{wrong}, {p_words(row['p'])}"
 
 
 def lengths(context: Context) -> pd.DataFrame:
@@ -186,12 +201,15 @@ def lengths(context: Context) -> pd.DataFrame:
 
 
 def forks(context: Context) -> pd.DataFrame:
-    """Every fork with a known gap: setting, group, item_id, position, gap and noise in nats."""
+    """Every fork with a known gap and noise: setting, group, item_id, position, gap and noise in
+    nats. Without log-probabilities at common positions, as at position 0, no noise is known.
+    """
     table = context.view.divergence
     names = ["setting", "group", "item_id", "position", "gap", "noise"]
     if table.empty:
         return pd.DataFrame(columns=names)
-    table = table[table["event"] & table["gap_logprob"].notna()]
+    known = table["gap_logprob"].notna() & table["dlogprob_largest"].notna()
+    table = table[table["event"] & known]
     first = table["run_id"].isin(first_repeats(context))
     table = table[first] if first.any() else table
     group = table["slice"]
@@ -205,8 +223,7 @@ def forks(context: Context) -> pd.DataFrame:
             "item_id": table["item"].astype(str),
             "position": table["position"],
             "gap": table["gap_logprob"].abs(),
-            # Nothing is common before a fork at position 0: then no noise was seen.
-            "noise": table["dlogprob_largest"].fillna(0.0),
+            "noise": table["dlogprob_largest"],
         }
     )
     return found.reset_index(drop=True)
@@ -225,7 +242,8 @@ def item_order(context: Context) -> list[str]:
     """All item ids, those that fork earliest within a slice first."""
     table = context.view.divergence
     if table.empty:
-        return list(dict.fromkeys(context.study.complete[0].item_ids))
+        run = context.study.complete[0]
+        return list(read_outcomes(run, np.zeros(len(run.item_ids), dtype=np.int64)).keys)
     never = np.iinfo(np.int64).max
     position = table["position"].astype("Int64").fillna(never)
     first = position.groupby(table["item"].astype(str), sort=False).min()

@@ -100,6 +100,8 @@ def control_entries(context: Context) -> list[dict[str, str]]:
         if row["control"] == "repeat":
             same = f"identical in {row['items']:.0f} items"
             differ = f"{row['diverged']:.0f} of {row['items']:.0f} items diverge"
+            if not row["diverged"]:
+                differ = "responses that were cut before the other ended cannot tell"
             text = f"{row['what']}: {same if passed else differ}"
             if passed and row["logprobs_differ"]:
                 text += f", but {row['logprobs_differ']:,.0f} log-probabilities differ"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from nondet.metrics.intervals import percent
 from nondet.report import cells, drawn
 from nondet.report.context import Context
 from nondet.report.curves import MOST_CURVES, curve_figure, histogram_figure
@@ -17,6 +18,7 @@ from nondet.report.points import gap_figure, length_figure
 
 Builder = Callable[[Context], Panel]
 NO_PAIR = "There is only one finished run, so there is nothing to compare."
+NO_SETTINGS = "No two settings were compared with each other, only repeats of one."
 NO_MARKS = "No response was marked right or wrong: the task has no marker."
 
 
@@ -87,7 +89,7 @@ def _curve(context: Context, value: str, title: str, label: str, about: str) -> 
     )
     ends = rows.groupby("setting", sort=False)[value].last()
     alt = f"{title}. At the last position: " + "; ".join(
-        f"{name}: {share:.0%}" for name, share in zip(map(str, ends.index), ends, strict=True)
+        f"{name}: {percent(share)}" for name, share in zip(map(str, ends.index), ends, strict=True)
     )
     return Panel(value, title, alt + ".", table, figure, note=note)
 
@@ -97,7 +99,8 @@ def histogram_panel(context: Context) -> Panel:
     title, name = "Where answers part", "first_divergence"
     table = drawn.histogram(context)
     if table.empty:
-        return Panel(name, title, "", table, words=NO_PAIR)
+        words = NO_PAIR if len(context.study.complete) < 2 else NO_SETTINGS
+        return Panel(name, title, "", table, words=words)
     figure = histogram_figure(table, context.looks)
     parts = [
         f"{group!s}: "
@@ -149,7 +152,7 @@ def heat_panel(context: Context) -> Panel:
     alt = f"Share of items with identical responses for {len(labels)} settings."
     if len(low):
         row = low.iloc[0]
-        alt += f" Lowest: {row['setting_a']} and {row['setting_b']}, {row['share']:.0%}."
+        alt += f" Lowest: {row['setting_a']} and {row['setting_b']}, {percent(row['share'])}."
     note = (
         "Percent of items with identical responses. Diagonal: repeats of the same setting, "
         "hatched where a setting was not repeated."
@@ -170,7 +173,8 @@ def accuracy_panel(context: Context) -> Panel:
     figure = interval_figure(
         rows, context.looks, "accuracy", "accuracy, 95 % interval", bars=True, notes=notes
     )
-    listed = "; ".join(f"{row.setting}: {row.accuracy:.1%}" for row in rows.itertuples())
+    marked = zip(rows["setting"], rows["accuracy"].astype(float), strict=True)
+    listed = "; ".join(f"{name}: {percent(share)}" for name, share in marked)
     about = (
         "At the right: items that turned right (+) and wrong (−) against the reference, p of "
         f"McNemar's exact test. {_references(context)} {note}"
@@ -202,14 +206,18 @@ def gap_panel(context: Context) -> Panel:
         nothing = not context.view.divergence.get("event", pd.Series(dtype=bool)).any()
         words = "Nothing diverged, so there is no fork to look at."
         if not nothing:
-            words = "Answers part, but no log-probabilities are stored at the forks."
+            words = "Answers part, but no log-probabilities are stored at and before the forks."
         return Panel(name, title, "", table, words=words)
     figure = gap_figure(table, context.looks)
     explained = int((table["gap"] <= 2 * table["noise"]).sum())
+    events = context.view.divergence
+    events = events[events["event"] & events["run_id"].isin(drawn.first_repeats(context))]
+    left = max(0, len(events) - len(table))
+    more = f" {left:,} more have no known gap or noise, as those at position 0." if left else ""
     note = (
         f"Each mark is a fork ({len(table):,}). In the shaded part the gap between the two best "
         "tokens is at most twice the largest logprob difference seen on the common prefix: "
-        f"rounding explains the flip ({explained:,}). Marks far above it deserve a look."
+        f"rounding explains the flip ({explained:,}). Marks far above it deserve a look.{more}"
     )
     alt = f"Scatter of {len(table)} forks; at {explained} the gap is within twice the noise."
     return Panel(name, title, alt, table, figure, note=note)

@@ -11,7 +11,7 @@ import pandas as pd
 import nondet
 from nondet.report.view import View
 
-COLUMNS = ["metric", "dtype", "ours", "low", "high", "our_settings", "published"]
+COLUMNS = ["metric", "dtype", "ours", "low", "high", "our_settings", "our_items", "published"]
 COLUMNS += ["published_settings", "unit", "source", "suspect"]
 
 # Published metric: our table, factor to the published unit.
@@ -39,6 +39,10 @@ def matching(view: View, values: pd.DataFrame) -> pd.DataFrame:
         return values.head(0)
     run = view.study.complete[0]
     task = str((run.record.get("task") or {}).get("name", ""))
+    samples = int(run.factors.get("samples") or 1)
+    if run.factors.get("temperature"):
+        # What was sampled is published apart from what was decoded greedily.
+        task = f"{task}, {samples} samples"
     model = (run.record.get("requested") or {}).get("model") or {}
     names = [str(run.factors.get("model", ""))]
     if isinstance(model, dict):
@@ -72,7 +76,7 @@ def beside_published(view: View) -> pd.DataFrame:
 
 def _ours(view: View, metric: str, dtype: str) -> dict[str, Any]:
     """Our value of a metric over the settings of one dtype, in the published unit."""
-    nothing = {"ours": None, "low": None, "high": None, "our_settings": None}
+    nothing = {"ours": None, "low": None, "high": None, "our_settings": None, "our_items": None}
     dtypes = {str(run.factors.get("dtype")) for run in view.study.complete}
     group = "all settings" if dtypes == {dtype} else f"dtype {dtype}"
     name, factor = OURS.get(metric, ("div_index", 1.0))
@@ -87,4 +91,5 @@ def _ours(view: View, metric: str, dtype: str) -> dict[str, Any]:
         value, low, high = (row[key] * factor for key in ("value", "low", "high"))
     else:
         return nothing
-    return {"ours": value, "low": low, "high": high, "our_settings": int(row["settings"])}
+    counts = {"our_settings": int(row["settings"]), "our_items": int(row["items"])}
+    return {"ours": value, "low": low, "high": high, **counts}

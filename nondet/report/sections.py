@@ -21,13 +21,20 @@ MOST_RUNS = 24
 def short_summary(summary: pd.DataFrame) -> pd.DataFrame:
     """The columns of the summary that the page, the terminal and summary.md show."""
     columns = ["label", "items", "diverged", "div_percent", "accuracy"]
+    # How many enter a share stands beside it where it is not all of them.
+    for name, before in (("compared", "diverged"), ("marked", "accuracy")):
+        some = summary[summary["status"] == "complete"]
+        if (some[name] != some["items"]).any() and (some[name] > 0).any():
+            columns.insert(columns.index(before), name)
     columns += ["mean_length", "truncated", "tokens_per_s"]
     parts = ("first_token_s", "weights_mb", "cache_mb")
     columns += [*(name for name in parts if summary[name].notna().any()), "peak_memory_mb"]
     table = summary[[*columns, "repeat_identical"]].rename(columns={"label": "setting"})
     if (summary["status"] != "complete").any():
         table = table.assign(status=summary["status"], reason=summary["reason"])
-    for name in ("items", "diverged", "truncated"):
+    for name in ("items", "compared", "diverged", "marked", "truncated"):
+        if name not in table:
+            continue
         table[name] = table[name].astype("Int64")
     return table
 

@@ -26,7 +26,7 @@ def show(value: Any, digits: int = 4) -> str:
         return str(int(value))
     if isinstance(value, float | np.floating):
         number = float(value)
-        return str(int(number)) if number.is_integer() else f"{number:.{digits}g}"
+        return str(int(number)) if number.is_integer() else _digits(number, digits)
     return str(value)
 
 
@@ -34,7 +34,22 @@ def with_interval(value: float, low: float, high: float) -> str:
     """An estimate with its interval in one cell."""
     if math.isnan(value):
         return DASH
-    return f"{value:.3f} ({low:.3f} to {high:.3f})"
+    return f"{_share(value)} ({_share(low)} to {_share(high)})"
+
+
+def _digits(number: float, digits: int) -> str:
+    """Significant digits, more where a number would round to 1 or 100: those are exact."""
+    while float(f"{number:.{digits}g}") in (1, 100) and digits < 17:
+        digits += 1
+    return f"{number:.{digits}g}"
+
+
+def _share(number: float) -> str:
+    """Three decimals, more where a share would round to none or all."""
+    decimals = 3
+    while float(f"{number:.{decimals}f}") in (0, 1) and number not in (0, 1) and decimals < 17:
+        decimals += 1
+    return f"{number:.{decimals}f}"
 
 
 def cells(table: pd.DataFrame) -> list[list[str]]:

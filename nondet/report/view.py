@@ -20,7 +20,7 @@ from nondet.runs import Run
 from nondet.study import Study
 
 COMPUTATION = ("dtype", "kernels")
-AGAINST = ("diverged", "div_percent", "div_low", "div_high")
+AGAINST = ("compared", "diverged", "div_percent", "div_low", "div_high")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _summary(
     for name in AGAINST:
         table[name] = table["run_id"].map(own[name])
     reference = table["run_id"].map(lambda run: labels.get(references.get(run, ""), ""))
-    table.insert(list(table.columns).index("diverged"), "reference", reference)
+    table.insert(list(table.columns).index("compared"), "reference", reference)
     return table
 
 

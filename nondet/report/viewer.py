@@ -92,14 +92,27 @@ def model_folders(run: Run) -> list[Path]:
 
 
 def responses(run: Run, wanted: Sequence[str]) -> dict[str, Response]:
-    """First sample of the wanted items of a run, by item id."""
-    names = ["item_id", "tokens", "text", "finish_reason", "outcome", "top_ids", "top_logprobs"]
+    """The wanted responses of a run by their key: item id, or "item#sample" where items have
+    several, as in ``Outcomes``."""
+    several = len(set(run.item_ids)) < len(run.item_ids)
+    names = [
+        "item_id",
+        "sample",
+        "tokens",
+        "text",
+        "finish_reason",
+        "outcome",
+        "top_ids",
+        "top_logprobs",
+    ]
     # A few rows at a time: a run may hold millions of tokens, and few of them are shown.
     file = pq.ParquetFile(run.folder / "tokens.parquet", buffer_size=BUFFER)
     found: dict[str, Response] = {}
     left = set(wanted)
     for batch in file.iter_batches(ROWS, columns=names):
-        for place, item in enumerate(batch.column("item_id").to_pylist()):
+        keys = zip(*(batch.column(name).to_pylist() for name in names[:2]), strict=True)
+        for place, (item_id, sample) in enumerate(keys):
+            item = f"{item_id}#{sample}" if several else item_id
             if item not in left:
                 continue
             left.remove(item)
