@@ -203,6 +203,6 @@ def _marker_note(marker: Mapping[str, Any]) -> str:
     """How often the marker contradicted itself, as ``nondet.marking.repeat`` recorded it."""
     where = f" in the sandbox {marker['sandbox']}" if marker.get("sandbox") else ""
     return (
-        f"Marker {marker['name']} {marker['version']}{where}: {marker['compared']} texts marked "
-        f"once more, {marker['differ']} verdicts differ."
+        f"Marker {marker['name']} {marker['version']}{where}: {marker['compared']} verdicts "
+        f"repeated, {marker['differ']} differ."
     )

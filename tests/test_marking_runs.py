@@ -194,7 +194,7 @@ def test_repeatability_of_stored_runs(tmp_path: Path) -> None:
     entry = {"name": "integer", "version": version, "compared": 50, "differ": 0}
     assert check_study(tmp_path, [run]) == entry
     assert json.loads((tmp_path / "study.json").read_text()) == {"name": "s", "marker": entry}
-    said = f"Marker integer {version}: 50 texts marked once more, 0 verdicts differ."
+    said = f"Marker integer {version}: 50 verdicts repeated, 0 differ."
     assert load_study([tmp_path]).notes == (said,)
     assert check_study(tmp_path, []) is None
     good = read_run(folder).table()
@@ -203,6 +203,36 @@ def test_repeatability_of_stored_runs(tmp_path: Path) -> None:
     RunWriter(folder).parts.mkdir()
     RunWriter(folder).finish(spoiled)
     assert study_repeatability([read_run(folder)]) == (50, 40)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_runs_that_contradict_each_other_are_found_in_any_order(
+    tmp_path: Path, order: tuple[int, int]
+) -> None:
+    folders = [stored_run(tmp_path / name, tmp_path / "items.jsonl") for name in ("r1", "r2")]
+    table = read_run(folders[1]).table()
+    rows = table.to_pylist()
+    rows[0] |= {"outcome": "wrong", "answer": "9", "correct": 0}
+    RunWriter(folders[1]).parts.mkdir()
+    RunWriter(folders[1]).finish(pa.Table.from_pylist(rows, table.schema))
+    runs = [read_run(folders[place]) for place in order]
+    compared, differ = study_repeatability(runs)
+    assert compared == 51
+    # Marked again, the text is right: the wrong verdict differs from it and from the other run's.
+    assert differ == (1 if order == (0, 1) else 11)
+
+
+def test_verdicts_of_an_older_marker_are_not_held_against_it(tmp_path: Path) -> None:
+    folder = stored_run(tmp_path / "r1", tmp_path / "items.jsonl")
+    table = read_run(folder).table()
+    column = table.schema.get_field_index("outcome")
+    RunWriter(folder).parts.mkdir()
+    RunWriter(folder).finish(table.set_column(column, "outcome", pa.array(["wrong"] * len(table))))
+    record = json.loads((folder / "run.json").read_text())
+    assert study_repeatability([read_run(folder)])[1] > 0
+    record["task"]["marker_version"] = "integer-0"
+    (folder / "run.json").write_text(json.dumps(record))
+    assert study_repeatability([read_run(folder)]) == (50, 0)
 
 
 @pytest.mark.parametrize("marker", ["integer", "math", "choice"])

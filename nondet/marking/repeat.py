@@ -53,6 +53,9 @@ def repeatability(
 def study_repeatability(runs: Sequence[Run], minimum: int = MINIMUM) -> tuple[int, int]:
     """The same for the texts of finished runs of one task, against the verdicts stored there.
 
+    Verdicts that two runs store for the same text and that contradict each other count as one
+    comparison each. Verdicts of another version of the marker are not compared.
+
     Raises SettingError when the task of the runs cannot be loaded here.
     """
     if not runs:
@@ -61,8 +64,10 @@ def study_repeatability(runs: Sequence[Run], minimum: int = MINIMUM) -> tuple[in
     if task.marker == "none":
         return 0, 0
     items = {item.id: item for item in task.items}
-    answers, known = [], dict[Key, Mark]()
+    marker = get_marker(task.marker)
+    answers, known, contradicted = [], dict[Key, Mark](), 0
     for run in runs:
+        same_marker = run.record["task"].get("marker_version") == marker.version
         names = ["item_id", "text", "finish_reason", "outcome", "answer", "marking_note"]
         for row in run.table(names).to_pylist():
             if row["outcome"] is None or row["item_id"] not in items:
@@ -71,8 +76,11 @@ def study_repeatability(runs: Sequence[Run], minimum: int = MINIMUM) -> tuple[in
                 items[row["item_id"]], row["text"], row["finish_reason"] == "length"
             )
             answers.append(answered)
-            known[key_of(answered)] = Mark(row["outcome"], row["answer"], row["marking_note"])
-    return repeatability(get_marker(task.marker), answers, minimum, known)
+            mark = Mark(row["outcome"], row["answer"], row["marking_note"])
+            if same_marker:
+                contradicted += known.setdefault(key_of(answered), mark) != mark
+    compared, differ = repeatability(marker, answers, minimum, known)
+    return compared + contradicted, differ + contradicted
 
 
 def check_study(folder: Path, runs: Sequence[Run]) -> dict[str, object] | None:
