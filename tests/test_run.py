@@ -209,3 +209,11 @@ def test_a_real_model_end_to_end(tiny: Path, tmp_path: Path) -> None:
     assert run.record["observed"]["parameter_dtypes"] == ["bfloat16"]
     assert run.record["resolved"]["device"] == "cpu"
     assert sorted(path.name for path in run.folder.iterdir()) == ["run.json", "tokens.parquet"]
+
+
+def test_studies_begun_in_one_second_do_not_share_a_folder(tmp_path: Path) -> None:
+    toy.write_items(tmp_path / "items.jsonl", 2)
+    begun = [toy.start(tmp_path, f"batch_size={size}", "report=false") for size in range(1, 7)]
+    assert [process.wait() for process in begun] == [0] * 6
+    studies = list((tmp_path / "outputs" / "study").iterdir())
+    assert [len(list((study / "runs").iterdir())) for study in studies] == [1] * 6
