@@ -58,7 +58,19 @@ class Study:
             if name not in NOT_FACTORS
             and len({str(run.factors.get(name)) for run in self.runs}) > 1
             and not self._implied(name)
+            and not self._one_in_force(name)
         )
+
+    def _one_in_force(self, name: str) -> bool:
+        """Whether what was asked for in several words meant one thing.
+
+        A model may have moved between runs, and threads=null may be as many as threads=2. A run
+        that is taken from the store keeps the words it was first asked for with.
+        """
+        if name not in ("model", "threads", "device"):
+            return False
+        resolved = [run.record.get("resolved", {}).get(name) for run in self.runs]
+        return None not in resolved and len({str(value) for value in resolved}) == 1
 
     def _implied(self, name: str) -> bool:
         """Whether an option of backends varies only because the backend does."""

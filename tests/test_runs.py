@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from factory import Row, write_run
 
 from nondet.backends.base import Request, Response
 from nondet.runs import SCHEMA_VERSION, Run, RunWriter, digest, incomparable, read_run, write_table
@@ -158,3 +159,17 @@ def test_tables_are_replaced_whole(tmp_path: Path) -> None:
         write_table(path, None)  # type: ignore[arg-type]
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_other_words_for_the_same_model_or_threads_are_no_factor(tmp_path: Path) -> None:
+    asked = [
+        {"batch_size": 1, "model": "local:old/place", "threads": None, "device": "auto"},
+        {"batch_size": 2, "model": "local:new/place", "threads": 2, "device": "cpu"},
+    ]
+    resolved = {"model": "fingerprint", "threads": 2, "device": "cpu"}
+    for factors in asked:
+        write_run(tmp_path, factors, [Row([1, 2], [-0.5, -0.5])], resolved=resolved)
+    assert load_study([tmp_path]).factors == ("batch_size",)
+    other = {**asked[0], "batch_size": 2, "threads": 4}
+    write_run(tmp_path, other, [Row([1, 2], [-0.5, -0.5])], resolved={**resolved, "threads": 4})
+    assert load_study([tmp_path]).factors == ("batch_size", "threads")
