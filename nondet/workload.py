@@ -6,6 +6,7 @@ parent of a study stays small, and the result is kept in the user's cache.
 
 from __future__ import annotations
 
+import datetime
 import json
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from nondet.tasks.base import Task
 
 # Changes when the same prompts would be encoded otherwise.
 ENCODING = 1
+# What chat templates that write the date are told: the same prompts today and tomorrow.
+TODAY = datetime.datetime(2025, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def _check_length(
 
 def encode(model: ModelFiles, prompts: Sequence[str]) -> list[list[int]]:
     """Token ids of each prompt as one user turn, with the model's chat template if it has one."""
-    key = digest([ENCODING, model.fingerprint, list(prompts)])
+    key = digest([ENCODING, TODAY.isoformat(), model.fingerprint, list(prompts)])
     kept = cache_folder() / "prompts" / f"{key}.json"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +127,9 @@ def encode_here(folder: Path, prompts: Sequence[str]) -> list[list[int]]:
     encoded = []
     for prompt in prompts:
         turns = [{"role": "user", "content": prompt}]
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=True, strftime_now=TODAY.strftime
+        )
         # The template writes the special tokens itself.
         encoded.append(list(tokenizer(text, add_special_tokens=False)["input_ids"]))
     return encoded
