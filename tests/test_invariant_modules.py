@@ -12,7 +12,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from nondet.invariant import modules
+from nondet.invariant import invariant, modules
 
 
 class MeanFirst(nn.Module):
@@ -51,10 +51,13 @@ def changed(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if "forward" in vars(module)]
 
 
-def test_models_on_the_cpu_are_left_alone() -> None:
+def test_models_on_the_cpu_have_their_short_ways() -> None:
     model = llama(torch.float32)
-    with modules.modules_switched(model, frozenset({"matmul", "norm"})):
-        assert changed(model) == []
+    norms, layers = 2 * 2 + 1, 2 * 7 + 1
+    for groups, count in (("matmul",), layers), (("mean", "pointwise"), norms), (("mean",), 0):
+        with invariant(ops=groups, model=model):
+            assert len(changed(model)) == count
+    assert changed(model) == []
 
 
 def test_nesting_and_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +66,7 @@ def test_nesting_and_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:
         modules, "_linear", lambda module: lambda x: type(module).forward(module, x)
     )
 
-    def made(module: nn.Module, groups: frozenset[str]) -> object:
+    def made(module: nn.Module, groups: frozenset[str], packing: object) -> object:
         return modules._linear(module) if type(module) is nn.Linear else None
 
     monkeypatch.setattr(modules, "_make", made)

@@ -3,7 +3,8 @@
     python experiments/bench/invariant_cpu.py [--rounds 4] [--threads 2] [--dtypes bf16 fp32]
 
 Greedy generation of the default model, 32 tokens for 8 prompts, in waves of 1, 2, 4 and 8. Both
-arms take turns in one process (A B B A ...), each once before the clock starts. ``ratio`` is the
+arms take turns in one process (A B B A ...), each once before the clock starts, and one token
+before each turn: copies of the weights are made once a run, not once a turn. ``ratio`` is the
 median over rounds of the seconds of one round's invariant arm over its default arm; ``cpu_ratio``
 the same of processor seconds, which other work on the machine moves less. With more threads than
 free cores neither means much: threads wait for each other. ``--random`` takes random weights of the
@@ -71,6 +72,7 @@ def timed(model: Any, rows: list[list[int]], batch: int, tokens: int,
           invariant: bool) -> tuple[float, float, Outcome]:  # fmt: skip
     """Wall seconds, processor seconds and outcome of one arm."""
     with invariant_kernels(model) if invariant else nullcontext():
+        generate(model, rows[:1], 1, 1)  # probes and copies of weights, which a run makes once
         wall, cpu = time.perf_counter(), time.process_time()
         outcome = generate(model, rows, batch, tokens)
         return time.perf_counter() - wall, time.process_time() - cpu, outcome

@@ -58,8 +58,7 @@ class invariant:
             stack.enter_context(groups_in_force(self.ops, tables(self.devices)))
             if "attention" in self.ops:
                 stack.enter_context(model_switched(self.model))
-            if "cuda" in self.devices:
-                stack.enter_context(modules_switched(self.model, self.ops))
+            stack.enter_context(modules_switched(self.model, self.ops))
             entered = stack.pop_all()
         self._entered().append(entered)
         return self

@@ -2,10 +2,9 @@
 
 oneDNN and MKL choose their kernel, its blocking and its split over threads from the whole shape.
 Here the product of one block of BASE rows is one and the same call whatever the batch is, so a
-row's bits depend on the row, the weights and the thread count alone. For 16-bit types that call is
-``weights (N, K) @ rows^T``, which is faster for few rows (measured on AMX: at one row 0.6 to 0.7 of
-the time of ``rows @ weights^T``). For FP32 and FP64 it is ``rows @ weights^T``: there blocks of 4
-to 256 rows give equal bits (MKL, AVX-512), the other way round only those of 12 and more.
+row's bits depend on the row, the weights and the thread count alone. That call is
+``rows @ weights^T``, torch's own, except for 16-bit types on a CPU with matrix units (AMX): there
+it is ``weights (N, K) @ rows^T``, which is faster for few rows (at one row 0.6 to 0.7 of the time).
 
 Larger and smaller blocks are faster for many and for very few rows. A size is used only after a
 probe found its bits equal to those of BASE for this (N, K, dtype, layout, threads). The probe's
@@ -15,20 +14,27 @@ other order of additions shows.
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .bits import same_bits
 from .original import original
 
 BASE = 16
+# Of torch's allocations on the CPU, in bytes.
+_ALIGNMENT = 64
 _MOST = 256
-_SIZES = (1, 2, 4, 8, 32, 64, 128, _MOST)
-# Above this many weights a probe costs more memory and time than larger blocks give back.
+_SIZES = (1, 2, 4, 8, BASE, 32, 64, 128, _MOST)
+# Above this many weights a probe costs more memory and time than other blocks give back; above the
+# smaller number only small blocks are tried (vocabularies, of which decoding asks a few rows).
 _PROBE_LIMIT = 1 << 27
+_LARGE, _MOST_LARGE = 1 << 22, 32
+_LEAST_K = 32
 
 
 class Shape(NamedTuple):
@@ -58,23 +64,23 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None, beta: float = 1, a
     """
     rows, k = a.shape
     n = b.shape[1]
-    result = a.new_empty(rows, n) if out is None else out
     if rows == 0 or n == 0:
-        return result
+        return a.new_empty(rows, n) if out is None else out
     if bias is not None:
         bias = bias.expand(rows, n)
     weights = b.t()
     shape = Shape(n, k, a.dtype, _layout(weights), bias is not None, torch.get_num_threads())
     sizes = proven_sizes(shape)
+    if sizes and rows <= sizes[-1] and out is None:
+        size = next(size for size in sizes if size >= rows)
+        if size == sizes[0] or not _wasteful(size, rows):
+            return _block(weights, a, size, bias, beta, alpha).contiguous()
+    result = a.new_empty(rows, n) if out is None else out
     if not sizes:
         for row in range(rows):
             part = None if bias is None else bias[row : row + 1]
             result[row : row + 1] = _block(weights, a[row : row + 1], BASE, part, beta, alpha)
         return result
-    if rows <= sizes[-1] and out is None:
-        size = next(size for size in sizes if size >= rows)
-        if size <= 2 * rows or size == sizes[0]:
-            return _block(weights, a, size, bias, beta, alpha).contiguous()
     for start, size in schedule(rows, sizes):
         stop = min(start + size, rows)
         part = None if bias is None else bias[start:stop]
@@ -86,7 +92,7 @@ def schedule(rows: int, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
     """(first row, block size) of each block; the last block may be partly padding.
 
     Sizes rise. Every row lands in some block of a proven size, so any schedule gives equal bits;
-    this one wastes less than half of the last block.
+    this one fills the last block to three quarters where smaller ones allow it.
     """
     plan = []
     start = 0
@@ -94,11 +100,16 @@ def schedule(rows: int, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
         left = rows - start
         size = next((size for size in sizes if size >= left), sizes[-1])
         smaller = [other for other in sizes if other <= left]
-        if size >= 2 * left and smaller:
+        if smaller and _wasteful(size, left):
             size = smaller[-1]
         plan.append((start, size))
         start += size
     return plan
+
+
+def _wasteful(size: int, rows: int) -> bool:
+    """More than a quarter padding. Two rows cost little more than one, so up to 4 any will do."""
+    return size > 4 and 4 * (size - rows) > rows
 
 
 def proven_sizes(shape: Shape) -> tuple[int, ...]:
@@ -119,26 +130,39 @@ def _layout(weights: Tensor) -> str:
 
 
 def _probe(shape: Shape) -> tuple[int, ...]:
-    large = shape.n * shape.k > _PROBE_LIMIT
-    if large or shape.layout == "strided" or not shape.dtype.is_floating_point:
+    if unprobed(shape) or shape.layout == "strided" or not shape.dtype.is_floating_point:
         return (BASE,)
-    rows, weights = cancelling(_MOST, shape)
-    bias = torch.zeros(1, 1, dtype=shape.dtype) if shape.biased else None
-
-    def blocked(size: int, source: Tensor) -> Tensor:
-        parts = (source[i : i + size] for i in range(0, source.shape[0], size))
-        return torch.cat([
-            _block(weights, part, size, None if bias is None else bias.expand(size, shape.n), 1, 1)
-            for part in parts
-        ])  # fmt: skip
-
+    rows, weights = cancelling(sizes_to_try(shape)[-1], shape)
     few = rows[: 2 * BASE]
-    base = blocked(BASE, few)
-    if not same_bits(blocked(BASE, few.roll(5, 0)).roll(-5, 0), base):
+    base = in_blocks(weights, few, BASE, shape.biased)
+    if not same_bits(in_blocks(weights, few.roll(5, 0), BASE, shape.biased).roll(-5, 0), base):
         return ()
-    full = torch.cat([base, blocked(BASE, rows[2 * BASE :])])
-    proven = [size for size in _SIZES if same_bits(blocked(size, rows), full)]
-    return tuple(sorted([*proven, BASE]))
+    full = torch.cat([base, in_blocks(weights, rows[2 * BASE :], BASE, shape.biased)])
+    proven = [
+        size
+        for size in sizes_to_try(shape)
+        if same_bits(in_blocks(weights, rows, size, shape.biased), full)
+    ]
+    return tuple(sorted({*proven, BASE}))
+
+
+def unprobed(shape: Shape) -> bool:
+    """Whether a probe costs more than it gives, or cancels too few pairs to show every order."""
+    return shape.n * shape.k > _PROBE_LIMIT or shape.k < _LEAST_K
+
+
+def sizes_to_try(shape: Shape) -> tuple[int, ...]:
+    """Block sizes, rising; the last is a multiple of all."""
+    most = _MOST_LARGE if shape.n * shape.k > _LARGE else _MOST
+    return tuple(size for size in _SIZES if size <= most)
+
+
+def in_blocks(weights: Tensor, rows: Tensor, size: int, biased: bool) -> Tensor:
+    """All rows, a whole number of blocks of ``size``."""
+    bias = torch.zeros(1, 1, dtype=rows.dtype).expand(size, len(weights)) if biased else None
+    parts = (rows[i : i + size] for i in range(0, rows.shape[0], size))
+    empty = rows.new_empty(0, len(weights))
+    return torch.cat([empty, *(_block(weights, part, size, bias, 1, 1) for part in parts)])
 
 
 def cancelling(rows: int, shape: Shape) -> tuple[Tensor, Tensor]:
@@ -172,15 +196,16 @@ def _block(weights: Tensor, rows: Tensor, size: int, bias: Tensor | None, beta: 
            alpha: float) -> Tensor:  # fmt: skip
     """One block: ``rows`` (m <= size, K) padded with zero rows; returns (m, N).
 
-    The rows are always copied to a buffer of their own: its alignment is then always the same.
+    The rows lie where a fresh allocation begins, so that their alignment is always the same.
     """
-    count, k = rows.shape
-    if count == size:
-        block = rows.clone(memory_format=torch.contiguous_format)
+    count = rows.shape[0]
+    if count < size:
+        block = pad(rows, (0, 0, 0, size - count))
+    elif rows.is_contiguous() and rows.data_ptr() % _ALIGNMENT == 0:
+        block = rows
     else:
-        block = rows.new_zeros(size, k)
-        block.narrow(0, 0, count).copy_(rows)
-    turned = rows.dtype in (torch.bfloat16, torch.float16)
+        block = rows.clone(memory_format=torch.contiguous_format)
+    turned = _turned(rows.dtype)
     left, right = (weights, block.t()) if turned else (block, weights.t())
     if bias is None:
         result: Tensor = original("mm")(left, right)
@@ -194,3 +219,15 @@ def _block(weights: Tensor, rows: Tensor, size: int, bias: Tensor | None, beta: 
             added = added.t().contiguous()
         result = original("addmm")(added, left, right, beta=beta, alpha=alpha)
     return (result.t() if turned else result).narrow(0, 0, count)
+
+
+@functools.cache
+def _turned(dtype: torch.dtype) -> bool:
+    """Which way round the product is taken: follows the CPU and the type alone."""
+    return dtype in (torch.bfloat16, torch.float16) and has_matrix_units()
+
+
+def has_matrix_units() -> bool:
+    """Whether this CPU has AMX, as torch sees it."""
+    found = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return bool(found and found())

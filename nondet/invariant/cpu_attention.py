@@ -103,6 +103,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
         nothing gets zeros and -inf.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    out, sums = _attended(q, k, v, mask, scale, causal)
+    assert sums is not None
+    return out, sums
+
+
+def attention_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float,
+                   causal: bool) -> Tensor:  # fmt: skip
+    """``attention`` without the log sums, which models do not ask for."""
+    return _attended(q, k, v, mask, scale, causal, False)[0]
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool,
+              wanted: bool = True) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     if mask is not None and mask.dim() > 2 and mask.shape[-3] > 1:
         return _head_by_head(q, k, v, mask, scale)
     wide, narrow = max(q.shape[-1], v.shape[-1]), v.shape[-1]
@@ -117,11 +130,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
     q, k, v = (x.reshape(-1, wide) for x in (q, k, v))
     results = [_run(call, q, k, v, sizes, scale) for call in recipe.calls]
     out = _joined([x for x, _ in results], recipe, 0.0, q)
+    shape = (sizes.batch, sizes.heads, sizes.queries)
+    out = out.view(*shape, wide)
+    out = out if wide == narrow else out[..., :narrow]
+    if not wanted:
+        return out, None
     sums = _joined(
         [x for _, x in results], recipe, -torch.inf, q.new_empty(0, dtype=_wide(q.dtype))
     )
-    shape = (sizes.batch, sizes.heads, sizes.queries)
-    return out.view(*shape, wide)[..., :narrow], sums.view(shape)
+    return out, sums.view(shape)
 
 
 def _run(call: Call, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes,

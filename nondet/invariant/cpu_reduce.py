@@ -19,7 +19,7 @@ from torch import Tensor
 from .original import original
 
 # ATen's grain size: below it one thread reduces a row from end to end.
-_GRAIN = 32768
+GRAIN = 32768
 
 
 def sum_dims(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *,
@@ -91,7 +91,7 @@ def _canonical(x: Tensor, dim: Sequence[int] | None) -> bool:
     """Only the last dimension is reduced, rows are contiguous and short enough for one thread."""
     if dim is None or len(dim) != 1 or x.dim() == 0 or dim[0] % x.dim() != x.dim() - 1:
         return False
-    return x.is_contiguous() and 1 < x.shape[-1] < _GRAIN
+    return x.is_contiguous() and 1 < x.shape[-1] < GRAIN
 
 
 def _reduced(name: str, x: Tensor, dim: Sequence[int] | int | None, keepdim: bool,

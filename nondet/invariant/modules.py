@@ -1,4 +1,4 @@
-"""Linear layers and RMS norms of a GPU model, called without a way through torch's dispatcher.
+"""Linear layers and RMS norms of a model, called without a way through torch's dispatcher.
 
 A decode step of a small model takes as long as its launches take the host. A kernel behind an aten
 operation costs Python the dispatcher's boxing on top, and an RMS norm written in PyTorch is seven
@@ -6,7 +6,8 @@ launches. So while a model is switched, its own modules call the kernels: a line
 product its aten operation would run, a norm one fused kernel with one rounding at the end.
 
 Linear layers keep to the aten operation where somebody watches the operations, wants gradients,
-compiles or runs under autocast. Norms are the fused kernel in all of these but compilation.
+compiles or runs under autocast. Norms are the fused kernel in all of these but compilation. What is
+said here is about a GPU; ``cpu_modules`` has the short ways on the CPU.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module
 
+from .cpu_modules import short_linear, short_rms_norm
+from .cpu_packed import Packing
 from .switch import active
 
 _lock = threading.RLock()
@@ -29,10 +32,11 @@ _switched: dict[int, int] = {}
 
 @contextmanager
 def modules_switched(model: Module | None, groups: frozenset[str]) -> Iterator[None]:
-    """Give the linear layers and RMS norms on a GPU their short way; take it back after."""
+    """Give the linear layers and RMS norms their short way; take it back after."""
     made = []
+    packing = Packing()
     for module in [] if model is None else model.modules():
-        short = _make(module, groups)
+        short = _make(module, groups, packing)
         if short is not None:
             made.append((module, short))
     with _lock:
@@ -51,15 +55,21 @@ def modules_switched(model: Module | None, groups: frozenset[str]) -> Iterator[N
                     del module.forward
 
 
-def _make(module: Module, groups: frozenset[str]) -> Callable[[Tensor], Tensor] | None:
+def _make(module: Module, groups: frozenset[str],
+          packing: Packing) -> Callable[[Tensor], Tensor] | None:  # fmt: skip
     """The short forward of a module, or None where it has none."""
     weight = module._parameters.get("weight")
-    if weight is None or not weight.is_cuda or not weight.is_floating_point():
+    if weight is None or not weight.is_floating_point() or not (weight.is_cuda or weight.is_cpu):
         return None
     if "forward" in vars(module) and id(module) not in _switched:
         return None  # somebody else's, a hook of accelerate for example
     if "matmul" in groups and type(module) is Linear:
-        return _linear(module)
+        return _linear(module) if weight.is_cuda else short_linear(module, packing)
+    if weight.is_cpu:
+        eps = epsilon(module)
+        if {"mean", "pointwise"} <= groups and eps is not None and is_rms_norm(module):
+            return short_rms_norm(module, eps)
+        return None
     if "norm" in groups and is_rms_norm(module):
         return _rms_norm(module)
     return None

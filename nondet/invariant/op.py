@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from .cpu_attention import attention
+from .cpu_attention import attention_rows
 
 _SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal) -> Tensor"
@@ -25,7 +25,7 @@ _library.define(_SCHEMA)  # type: ignore[no-untyped-call]
 
 def _cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float,
          causal: bool) -> Tensor:  # fmt: skip
-    return attention(q, k, v, mask, scale, causal)[0]
+    return attention_rows(q, k, v, mask, scale, causal)
 
 
 def _cuda(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .cpu_attention import attention_rows
 from .op import attend
 from .switch import active
 
@@ -110,17 +111,19 @@ def invariant_attention(module: torch.nn.Module, query: Tensor, key: Tensor, val
         lower = torch.get_autocast_dtype(kind)
         query, key, value = (x.to(lower) for x in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if (
-        query.is_cuda
-        and not torch.is_grad_enabled()
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch.compiler.is_compiling()
-    ):
+    watched = (
+        torch.is_grad_enabled()
+        or torch._C._len_torch_dispatch_stack()
+        or torch.compiler.is_compiling()
+    )
+    if watched or not (query.is_cuda or query.is_cpu):
+        out = attend(query, key, value, attention_mask, scale, causal)
+    elif query.is_cuda:
         from .cuda import attention
 
         out = attention(query, key, value, attention_mask, scale, causal)
     else:
-        out = attend(query, key, value, attention_mask, scale, causal)
+        out = attention_rows(query, key, value, attention_mask, scale, causal)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -1,0 +1,158 @@
+"""The short ways of a CPU model give the bits of the operations they stand for, row by row."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from test_invariant_matmul import drawn
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from nondet.invariant import cpu_packed, invariant
+from nondet.invariant.bits import same_bits
+from nondet.invariant.blocks import Shape, product
+from nondet.invariant.cpu_modules import rms_norm
+from nondet.invariant.cpu_packed import LIMIT, Packed, Packing, pack, packed_sizes
+
+ROWS = (1, 2, 3, 4, 5, 8, 16, 33)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+KINDS = ("normal", "wide", "cancelling")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_copy_gives_the_bits_of_blocks(dtype: torch.dtype, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for n, k in ((64, 64), (255, 33), (192, 576), (96, 1536)):
+            for kind in KINDS:
+                x, weight = drawn(kind, 140, n, k, dtype)
+                packed = pack(weight)
+                if packed is None:
+                    continue
+                wanted = product(x, weight.t())
+                for rows in (*ROWS, 64, 140):
+                    for start in {0, (rows * 7) % (141 - rows), 140 - rows}:
+                        part = slice(start, start + rows)
+                        assert same_bits(packed(x[part]), wanted[part]), (n, k, kind, rows)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_wide_types_have_a_copy() -> None:
+    # Without one, the tests above would compare nothing.
+    assert pack(torch.randn(192, 576)) is not None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_neighbours_of_any_value_change_nothing(dtype: torch.dtype) -> None:
+    layer = nn.Linear(96, 64, bias=False).to(dtype)
+    x = torch.randn(9, 96).to(dtype)
+    with invariant(model=layer, device="cpu"), torch.inference_mode():
+        wanted = layer(x[4:5].clone())
+        for value in (math.nan, math.inf, -math.inf, torch.finfo(dtype).max):
+            poisoned = x.clone()
+            poisoned[[0, 3, 5, 8]] = value
+            assert same_bits(layer(poisoned)[4:5], wanted), value
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_short_and_long_way_of_a_linear_layer(dtype: torch.dtype, bias: bool) -> None:
+    layer = nn.Linear(160, 48, bias=bias).to(dtype)
+    wide = torch.randn(33, 3, 161).to(dtype)
+    for x in (wide[:, :, :160], wide[:, 0, 1:], wide[:0, 0, 1:], wide[0, 0, 1:]):
+        with invariant(model=layer, device="cpu"):
+            long = layer(x).detach()
+            with torch.inference_mode():
+                assert same_bits(layer(x), long)
+        assert long.shape == (*x.shape[:-1], 48)
+
+
+def test_changed_weights_are_seen() -> None:
+    layer = nn.Linear(64, 64, bias=False)
+    x = torch.randn(2, 64)
+    with invariant(model=layer, device="cpu"), torch.no_grad():
+        first = layer(x)
+        layer.weight.mul_(2)
+        assert same_bits(layer(x), first * 2)
+        layer.weight = nn.Parameter(layer.weight / 2)
+        assert same_bits(layer(x), first)
+
+
+def test_copies_stay_below_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LIMIT > 0
+    monkeypatch.setattr(cpu_packed, "LIMIT", 2 * 64 * 64 * 4)
+    packing, weights = Packing(), [torch.randn(64, 64) for _ in range(3)]
+    assert [packing.find(weight) is not None for weight in weights] == [True, True, False]
+    assert packing.bytes == cpu_packed.LIMIT
+    weights[0].mul_(2)
+    assert packing.find(weights[0]) is not None
+    assert packing.bytes == cpu_packed.LIMIT
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("width", [64, 100, 576])
+def test_short_and_long_way_of_a_norm(dtype: torch.dtype, width: int) -> None:
+    norm = LlamaRMSNorm(width, eps=1e-5).to(dtype)
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(width))
+    x = (torch.randn(700, width) * 4).to(dtype)
+    with invariant(model=norm, device="cpu"), torch.inference_mode():
+        assert "forward" in vars(norm)
+        wanted = type(norm).forward(norm, x)
+        for rows in (*ROWS, 700):
+            assert same_bits(norm(x[:rows]), wanted[:rows])
+            assert same_bits(norm(x[None, -rows:]), wanted[None, -rows:])
+        poisoned = x[:3].clone()
+        poisoned[::2] = math.nan
+        assert same_bits(norm(poisoned)[1], wanted[1])
+        assert same_bits(rms_norm(x, norm.weight, 1e-5), wanted)
+
+
+def test_no_less_accurate_than_torch() -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        ours, theirs = [], []
+        for n, k in ((64, 576), (192, 300), (96, 1536)):
+            for kind in ("normal", "wide"):
+                x, weight = drawn(kind, 48, n, k, dtype, seed=n)
+                packed = pack(weight)
+                exact = x.double() @ weight.double().t()
+                scale = (x.double().abs() @ weight.double().abs().t()) * torch.finfo(dtype).eps
+                own = product(x, weight.t()) if packed is None else packed(x)
+                ours.append(((own.double() - exact) / scale).abs())
+                theirs.append(((torch.mm(x, weight.t()).double() - exact) / scale).abs())
+        for measure in (torch.max, torch.mean):
+            our = float(measure(torch.stack([measure(e) for e in ours])))
+            their = float(measure(torch.stack([measure(e) for e in theirs])))
+            assert our <= 1.1 * their
+
+
+def test_mutation_a_copy_with_another_order_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(48, 640, torch.float32, "rows", False, torch.get_num_threads())
+    real = cpu_packed._multiply
+
+    def other_order(weight: Tensor) -> cpu_packed.Multiply:
+        back = torch.arange(weight.shape[1] - 1, -1, -1)
+        turned = real(weight[:, back].contiguous())
+        return lambda block: turned(block[:, back].contiguous())
+
+    monkeypatch.setattr(cpu_packed, "_sizes", {})
+    monkeypatch.setattr(cpu_packed, "_multiply", other_order)
+    assert packed_sizes(shape) == ()
+    assert pack(torch.randn(48, 640)) is None
+
+
+def test_mutation_filling_that_leaks_is_caught() -> None:
+    x, weight = drawn("normal", 5, 32, 64, torch.float32)
+
+    def leaking(block: Tensor) -> Tensor:
+        return (block + block.mean(0) * 1e-3) @ weight.t()
+
+    leaky = Packed(leaking, (2, 8), torch.zeros(8, 64))
+    assert not same_bits(leaky(x)[:1], leaky(x[:1]))
+    fine = Packed(lambda block: block * 2, (2, 8), torch.zeros(8, 64))
+    assert same_bits(fine(x), x * 2)
