@@ -108,6 +108,19 @@ def store_splits(q, mine, space, lo, hi, k_ptr, v_ptr, k_desc, v_desc, place, to
             m, l, acc = nothing(BM, DP)
 
 
+@jit
+def add_when_last(counter_ptr, group, per, mine, space, lo, hi, o_ptr, row0, q_len, stride_oh,
+                  stride_ol, G, DOT: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+                  BM: tl.constexpr, PR: tl.constexpr, AHEAD: tl.constexpr):  # fmt: skip
+    """The last of a tile's parts, ``per`` splits each, adds them up; the counter is zero again."""
+    tl.debug_barrier()
+    done = tl.atomic_add(counter_ptr + group, 1, sem="acq_rel", scope="gpu")
+    if done == (hi - 1) // per - lo // per:
+        add_splits(mine, space, lo, hi, o_ptr, row0, 0, q_len, stride_oh, stride_ol, G, 0, DOT, D,
+                   DP, BM, PR, DP, AHEAD)  # fmt: skip
+        tl.store(counter_ptr + group, 0)
+
+
 @jit_free("LQ", "LK", "NPARTS", "PER", "window", "G")
 def attention_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, ws_ptr, counter_ptr, cu_q, cu_k, start_ptr, end_ptr, k_desc, v_desc,
@@ -161,15 +174,9 @@ def attention_kernel(
         store_splits(q, mine, space, lo, hi, k_ptr, v_ptr, k_desc, v_desc, place, top, first, last,
                      factor, stride_kl, stride_vl, plane, head, mask, D, DP, DOT, BM, BN, SPLIT,
                      TMA, PRECISION)  # fmt: skip
-        if LATER:
-            return
-        tl.debug_barrier()
-        done = tl.atomic_add(counter_ptr + group, 1, sem="acq_rel", scope="gpu")
-        if done != (s_hi - 1) // PER - s_lo // PER:
-            return
-        add_splits(mine, space, s_lo, s_hi, o_ptr, tile * BM, 0, q_len, stride_oh, stride_ol, G, 0,
-                   DOT, D, DP, BM, PR, DP, AHEAD)  # fmt: skip
-        tl.store(counter_ptr + group, 0)
+        if not LATER:
+            add_when_last(counter_ptr, group, PER, mine, space, s_lo, s_hi, o_ptr, tile * BM, q_len,
+                          stride_oh, stride_ol, G, DOT, D, DP, BM, PR, AHEAD)  # fmt: skip
     else:
         if not WINDOW:
             m, l, acc = walk(q, k_ptr, v_ptr, k_desc, v_desc, place, s_lo, s_full, m, l, acc, top,
