@@ -186,3 +186,15 @@ def test_shares_of_rows_count_items() -> None:
     assert share_of_rows(3, 12, 4) == wilson(1, 4)
     assert share_of_rows(3, 12, 10**6) == wilson(3, 12)
     assert math.isnan(share_of_rows(0, 0, 0).value)
+
+
+@pytest.mark.parametrize("second", [({"batch_size": 2}, 0), ({"batch_size": 1}, 1)])
+def test_runs_without_a_token_are_not_identical(
+    tmp_path: Path, second: tuple[dict, int], capsys
+) -> None:
+    factors, repeat = second
+    write_run(tmp_path / "runs", {"batch_size": 1}, [Row([], [])] * 40)
+    write_run(tmp_path / "runs", factors, [Row([], [])] * 40, repeat=repeat)
+    assert check.main([str(tmp_path)]) == UNDECIDED
+    assert "no token to compare" in capsys.readouterr().out
+    assert check.main([str(tmp_path), "--level", "answers"]) == IDENTICAL

@@ -278,3 +278,12 @@ def test_pass_at_k_is_the_share_of_all_draws(samples: int, right: int) -> None:
         assert pass_at_k(samples, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
     with pytest.raises(ValueError, match="k=0"):
         pass_at_k(samples, right, 0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_token_that_one_engine_rules_out() -> None:
+    some, none = np.array([-1.0, -2.0]), np.array([-INF, -2.0])
+    up, down = mismatch([none], [some]), mismatch([some], [none])
+    assert (up.k1, up.k2, up.k3) == (-INF, INF, INF)
+    assert (down.k1, down.k2, down.k3) == (INF, INF, INF)
+    assert up.max_abs_dprob == down.max_abs_dprob == pytest.approx(math.exp(-1))

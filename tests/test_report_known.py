@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 
@@ -179,3 +180,33 @@ def test_sampled_answers_do_not_stand_beside_greedy_ones(
         assert set(table["our_items"]) == {30}
         assert not pd.isna(table["ours"]).any()
         assert not math.isnan(table["published"].iloc[0])
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinite_gaps_are_drawn_at_the_edge(tmp_path: Path) -> None:
+    def masked(rows: list[Row]) -> list[Row]:
+        """The second candidate ruled out, as after top_p."""
+        return [
+            dataclasses.replace(
+                row,
+                top_ids=[[token, token + 1] for token in row.tokens],
+                top_logprobs=[[value, -math.inf] for value in row.logprobs],
+            )
+            for row in rows
+        ]
+
+    rows = base()
+    moved = [forked(np.random.default_rng(place), row, 2, 1e-3) for place, row in enumerate(rows)]
+    context = two(tmp_path, masked(rows), masked(moved))
+    table = drawn.forks(context)
+    assert np.isinf(table["gap"]).all()
+    with house():
+        figure = panels.gap_panel(context).figure
+        assert figure is not None
+        figure.draw_without_rendering()
+    low, high = figure.axes[0].get_ylim()
+    drawn_at = np.concatenate([line.get_ydata() for line in figure.axes[0].lines[1:]])
+    assert ((low <= drawn_at) & (drawn_at <= high)).all()
+    data = viewer_data(context.study, drawn.item_order(context), ["a", "b"], None)
+    json.dumps(data, allow_nan=False)
+    assert data["items"][0]["responses"][0]["tops"]["2"][1][2] is None

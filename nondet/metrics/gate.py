@@ -98,13 +98,15 @@ def differing(found: Difference, level: str) -> int:
 
 
 def undecided(found: Difference, level: str) -> list[str]:
-    """Sentences on responses that cannot tell whether they differ at a level."""
+    """Why two runs without a difference cannot tell whether they differ at a level."""
     words = []
     unknown = found.items - found.identical - found.diverged
     if level != "answers" and unknown:
         words.append(f"{unknown} responses are cut before the other ends: not decided.")
+    if level != "answers" and not found.common_tokens:
+        words.append("no token to compare.")
     if level == "logprobs" and not found.logprobs_compared:
-        words.append("A pair of runs has no log-probabilities to compare.")
+        words.append("no log-probabilities to compare.")
     if found.errors:
         words.append(f"{found.errors} responses ended in an error.")
     return words
@@ -179,6 +181,8 @@ def _not_different(
         reasons.append(f"{unknown} responses are cut before the other ends: not decided.")
     if level == "logprobs" and any(not pair.difference.logprobs_compared for pair in matched):
         reasons.append("A pair of runs has no log-probabilities to compare.")
+    if level != "answers" and any(not pair.difference.common_tokens for pair in matched):
+        reasons.append("A pair of runs has no token to compare.")
     errors = sum(pair.difference.errors for pair in matched)
     if errors:
         reasons.append(f"{errors} responses ended in an error.")

@@ -78,8 +78,10 @@ def mismatch(
     if not d.size:
         nan = float("nan")
         return Mismatch(0, 0, *(nan,) * 10)
-    with np.errstate(over="ignore"):
+    # A token that the sampling engine rules out has an infinite ratio, and so an infinite k3.
+    with np.errstate(over="ignore", invalid="ignore"):
         r = np.exp(d)
+        k3 = np.where(np.isposinf(d), np.inf, np.maximum(np.expm1(d) - d, 0))
     return Mismatch(
         tokens=int(d.size),
         responses=int(ratios.size),
@@ -88,7 +90,7 @@ def mismatch(
         max_abs_dprob=float(np.abs(p - q).max()),
         k1=float(-d.mean()),
         k2=float((d * d).mean() / 2),
-        k3=float(np.maximum(np.expm1(d) - d, 0).mean()),
+        k3=float(k3.mean()),
         ess_tokens=effective_share(d),
         ess_responses=effective_share(ratios),
         max_abs_sequence_log_ratio=float(np.abs(ratios).max()),

@@ -49,6 +49,7 @@ class Difference:
     logprobs_differ: positions whose log-probabilities are not equal to the last bit (a NaN on one
     side only counts). kl_mean, kl_max: lower bounds of KL(a || b) from stored candidates;
     top_probability_divergence: mean over positions of the largest difference in probability.
+    common_tokens: tokens compared and equal.
     tokens_only, text_only: rows whose tokens differ under equal text, and the reverse (an artefact
     of the detokeniser, not of the model). examples: the first diverging items and positions.
     """
@@ -78,6 +79,7 @@ class Difference:
     kl_mean: float = float("nan")
     kl_max: float = float("nan")
     top_probability_divergence: float = float("nan")
+    common_tokens: int = 0
     tokens_only: int = 0
     text_only: int = 0
 
@@ -129,6 +131,7 @@ def compare_sides(a: Side, b: Side) -> Difference:
         logprobs_differ=unequal,
         logprobs=mismatch(before_a, before_b)._asdict(),
         examples=_examples(a.outcomes.keys, found),
+        common_tokens=int(prefix.sum()),
     )
 
 

@@ -19,11 +19,14 @@ MOST_LINES = 80
 def gap_figure(table: pd.DataFrame, looks: Mapping[str, Look]) -> Figure:
     """Top-1 to top-2 gap at each fork against the logprob noise just before it, both in nats.
 
-    ``table`` has the columns group, gap, noise. Below the line, where the gap is smaller than
-    twice the noise, rounding is enough to turn the answer; above it, it is not.
+    ``table`` has the columns group, gap, noise; infinite ones (a token that was ruled out) are
+    drawn at the far edge. Below the line, where the gap is smaller than twice the noise, rounding
+    is enough to turn the answer; above it, it is not.
     """
     figure, ax = canvas(COLUMN, 3.3)
-    top = 10 ** np.ceil(np.log10(max(table[["gap", "noise"]].max().max() * 1.5, 1e-2)))
+    values = table[["gap", "noise"]].to_numpy(dtype=float)
+    top = 10 ** np.ceil(np.log10(max(values[np.isfinite(values)].max(initial=0) * 1.5, 1e-2)))
+    table = table.assign(gap=table["gap"].clip(upper=top), noise=table["noise"].clip(upper=top))
     ax.set_xscale("symlog", linthresh=SMALLEST, linscale=0.5)
     ax.set_yscale("symlog", linthresh=SMALLEST, linscale=0.5)
     line = np.concatenate([[0.0], np.geomspace(SMALLEST / 10, top, 60)])

@@ -214,7 +214,8 @@ def _candidates(
         if token < 0 or logprob is None or np.isnan(logprob):
             continue
         text = decode([*before, token])[-1] if decode else ""
-        rows.append([int(token), text, round(float(logprob), 5)])
+        # JSON has no infinity: null is a token that was ruled out.
+        rows.append([int(token), text, None if np.isinf(logprob) else round(float(logprob), 5)])
     return rows
 
 

@@ -71,8 +71,8 @@
       name.scope = "row";
       name.append(make("code", "", text ? visible(text) : "–"));
       if (id === chosen) name.append(" ◂");
-      row.append(name, make("td", "n", id), make("td", "n", logprob.toFixed(4)));
-      const share = Math.exp(logprob), cell = make("td", "n", `${(100 * share).toFixed(2)} % `);
+      row.append(name, make("td", "n", id), make("td", "n", logprob === null ? "−∞" : logprob.toFixed(4)));
+      const share = Math.exp(logprob ?? -Infinity), cell = make("td", "n", `${(100 * share).toFixed(2)} % `);
       const bar = make("span", "bar");
       bar.style.width = `${(4 * share).toFixed(3)}rem`;
       cell.append(bar);
