@@ -115,7 +115,9 @@ def attentions(dtype: torch.dtype, plain: bool) -> Iterator[Case]:
             b, queries, keys = step
             if plain or keys < 4096:  # The kernel that adds splits up takes longest to compile.
                 shape = [(b, h, queries, d), (b, hk, keys, d), (b, hk, keys, d)]
-                text = f"{b}x{h}/{hk}x{queries}/{keys}x{d} " + " ".join(extra)
+                text = f"{b}x{h}/{hk}x{queries}/{keys}x{d} " + " ".join(extra).replace(
+                    "causal", "full"
+                )
                 yield Case("attention", dtype, text.strip(),
                            lambda shape=shape, extra=extra:
                            attend(shape, dtype, **extra))  # fmt: skip
