@@ -11,9 +11,11 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from nondet.backends.base import Request
 from nondet.models import ModelFiles, cache_folder, context_length
@@ -24,7 +26,7 @@ from nondet.tasks.base import Task
 # Changes when the same prompts would be encoded otherwise.
 ENCODING = 1
 # What chat templates that write the date are told: the same prompts today and tomorrow.
-TODAY = datetime.datetime(2025, 1, 1)
+TODAY = (2025, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def _check_length(
 
 def encode(model: ModelFiles, prompts: Sequence[str]) -> list[list[int]]:
     """Token ids of each prompt as one user turn, with the model's chat template if it has one."""
-    key = digest([ENCODING, TODAY.isoformat(), model.fingerprint, list(prompts)])
+    key = digest([ENCODING, TODAY, model.fingerprint, list(prompts)])
     kept = cache_folder() / "prompts" / f"{key}.json"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -119,6 +121,29 @@ def encode(model: ModelFiles, prompts: Sequence[str]) -> list[list[int]]:
 
 def encode_here(folder: Path, prompts: Sequence[str]) -> list[list[int]]:
     """The work of ``encode`` in this process. Loads transformers."""
+    with _fixed_date():
+        return _encode(folder, prompts)
+
+
+@contextmanager
+def _fixed_date() -> Iterator[None]:
+    """Within it, the clock of transformers' chat templates stands still."""
+    from transformers.utils import chat_template_utils
+
+    class Fixed(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Self:
+            return cls(*TODAY, tzinfo=tz)
+
+    templates: Any = chat_template_utils
+    own, templates.datetime = templates.datetime, Fixed
+    try:
+        yield
+    finally:
+        templates.datetime = own
+
+
+def _encode(folder: Path, prompts: Sequence[str]) -> list[list[int]]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -127,9 +152,7 @@ def encode_here(folder: Path, prompts: Sequence[str]) -> list[list[int]]:
     encoded = []
     for prompt in prompts:
         turns = [{"role": "user", "content": prompt}]
-        text = tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True, strftime_now=TODAY.strftime
-        )
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         # The template writes the special tokens itself.
         encoded.append(list(tokenizer(text, add_special_tokens=False)["input_ids"]))
     return encoded
