@@ -173,6 +173,11 @@ def _follow(
                     reason = None
                     record.update(event)
             code = process.wait()
+        if reason is None:
+            # All waves are on disk. Engines may crash or hang in their own shutdown.
+            if code:
+                record["worker_exit"] = code
+            return None
         if late:
             return f"time limit: not done after {plan.setting.timeout_s:g} s"
         if code < 0:
@@ -183,9 +188,7 @@ def _follow(
 
 
 @contextmanager
-def _worker(
-    plan: Plan, folder: Path, extra: Mapping[str, str]
-) -> Iterator[subprocess.Popen[str]]:
+def _worker(plan: Plan, folder: Path, extra: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     """The worker process in a session of its own; nothing of it is left afterwards."""
     python = str(plan.python or sys.executable)
     environment = child_environment({**extra, **plan.backend.environment(plan.setting)})

@@ -11,7 +11,8 @@ task_fingerprint (prompts, answers, marker), prompts_fingerprint (prompt token i
 (setting, name, items, marker, marker_version), started, ended, resumed_at, wall_s,
 generated_tokens, tokens_per_s,
 peak_memory_mb, peak_device_memory_mb, environment; where the engine can tell, first_token_s
-(median over waves of the seconds to the first tokens), weights_mb and cache_mb (10^6 bytes).
+(median over waves of the seconds to the first tokens), weights_mb and cache_mb (10^6 bytes);
+worker_exit where the worker crashed after its last answer (a negative number is a signal).
 
 Every file is written under another name and renamed into place.
 Positions count from 0. T response tokens, K top candidates; (T, K) arrays are stored flat, row

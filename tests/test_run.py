@@ -39,6 +39,8 @@ BAD = {
     "other lengths": (["max_new_tokens=4,8", "-m"], "max_new_tokens=8: must be the same"),
     "other prompts": (["task.limit=1,2", "-m"], "task=jsonl: must be of prompts that are the same"),
     "list as path": (["task.path=[a]"], "task.path=['a']: must be a text"),
+    "group set to null": (["backend=null"], "Config group override must be a string"),
+    "no key": (["=3"], "Config group override must be a string"),
     "interpreter": (["backend.python=/no/python"], "backend.python=/no/python"),
 }
 
@@ -58,6 +60,8 @@ BAD_TASKS = {
     "empty": ("", "items.jsonl"),
     "no JSON in line 2": ('{"prompt": "a"}\n{"prompt": \n', "2"),
     "no prompt": ('{"prompt": "a"}\n{"id": "x"}\n', "prompt"),
+    "lone surrogate in a prompt": ('{"prompt": "a\\ud800"}\n', "UTF-8"),
+    "lone surrogate in an id": ('{"id": "\\udc80", "prompt": "a"}\n', "UTF-8"),
     "empty prompt": ('{"prompt": ""}\n', "prompt"),
 }
 
@@ -217,3 +221,13 @@ def test_studies_begun_in_one_second_do_not_share_a_folder(tmp_path: Path) -> No
     assert [process.wait() for process in begun] == [0] * 6
     studies = list((tmp_path / "outputs" / "study").iterdir())
     assert [len(list((study / "runs").iterdir())) for study in studies] == [1] * 6
+
+
+def test_an_engine_that_crashes_after_its_last_answer_has_done_its_run(tmp_path: Path) -> None:
+    toy.write_items(tmp_path / "items.jsonl", 3)
+    done = toy.run(tmp_path, "backend.fault=teardown", "report=false")
+    assert done.returncode == 0, done.stderr
+    run = load_study([tmp_path / "outputs" / "latest"]).runs[0]
+    assert run.status == "complete"
+    assert run.record["worker_exit"] == -signal.SIGSEGV
+    assert run.table().num_rows == 3

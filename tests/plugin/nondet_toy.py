@@ -43,6 +43,10 @@ class ToyBackend(Backend):
     def observed(self):
         return {"logprobs_mode": "toy"}
 
+    def close(self):
+        if self.option("fault") == "teardown":
+            os.kill(os.getpid(), signal.SIGSEGV)
+
     def generate(self, wave):
         time.sleep(float(self.option("pause")))
         self.waves += 1
