@@ -49,6 +49,12 @@ def main() -> int:
             raise
         print(f"nondet: {one_line(error)}", file=sys.stderr)
         return 2
+    except ValueError as error:
+        # Of all mistakes in overrides Hydra has no exception of its own for this one.
+        if own_trace or not str(error).startswith("Config group override"):
+            raise
+        print(f"nondet: {one_line(error)}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("nondet: stopped; the same command goes on where this one ended", file=sys.stderr)
         return 130

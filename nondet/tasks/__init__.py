@@ -40,4 +40,10 @@ def load_task(setting: TaskSetting) -> Task:
     task = loader(setting)
     if not task.items:
         raise SettingError("task", setting.name, "a task with at least one item; it has none")
+    for item in task.items:
+        try:
+            f"{item.id}{item.prompt}".encode()
+        except UnicodeEncodeError as error:
+            valid = f"an item whose text can be written as UTF-8 ({error.reason})"
+            raise SettingError("task.items", ascii(item.id), valid) from error
     return task
