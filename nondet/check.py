@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nondet.compare import absent, compare, parser, write_outputs
-from nondet.metrics.gate import USAGE, Gate, Matched, decide, differing, undecided
+from nondet.metrics.gate import USAGE, Gate, Matched, decide, rows_differing, undecided
 from nondet.metrics.run_tables import run_labels
 from nondet.metrics.sides import compare_stored
 from nondet.study import Study, StudyError, load_study
@@ -42,8 +42,7 @@ def check_study(
         try:
             if base.id != run.id:
                 found = compare_stored(base, run)
-                count = min(differing(found, level), found.items)
-                controls.append((count, found.items, labels[run.id]))
+                controls.append((rows_differing(found, level), found.items, labels[run.id]))
                 if key == study.setting_key(runs[0]):
                     missing += [f"{labels[run.id]}: {words}" for words in undecided(found, level)]
             if key != study.setting_key(runs[0]):

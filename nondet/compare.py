@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nondet.metrics.gate import LEVELS, USAGE, Gate, Matched, decide, differing, junit
+from nondet.metrics.gate import LEVELS, USAGE, Gate, Matched, decide, junit, rows_differing
 from nondet.metrics.run_tables import run_labels
 from nondet.metrics.sides import compare_stored
 from nondet.runs import Run
@@ -97,8 +97,7 @@ def _repeats(study: Study, side: str, level: str) -> list[tuple[int, int, str]]:
     for runs in settings.values():
         for run in runs[1:]:
             one = compare_stored(runs[0], run)
-            count = min(differing(one, level), one.items)
-            found.append((count, one.items, f"{side}, {study.label(runs[0])}"))
+            found.append((rows_differing(one, level), one.items, f"{side}, {study.label(runs[0])}"))
     return found
 
 

@@ -155,3 +155,9 @@ def test_the_worst_of_many_pairs_is_no_finding_by_itself() -> None:
     assert decide(dataclasses.replace(plain, setting_pairs=[(3, 100, "s")]))[0] == INCONCLUSIVE
     assert bonferroni(1) == 0.95
     assert bonferroni(10) == pytest.approx(0.995)
+
+
+def test_factors_are_not_blamed_for_errors(tmp_path: Path) -> None:
+    rows = base()
+    found = analyse(two(tmp_path, rows, [*rows[:10], *[LOST] * 20])).attribution.iloc[0]
+    assert (found["value"], found["n"], found["low"]) == (1, 10, wilson(10, 10).low)

@@ -198,3 +198,24 @@ def test_runs_without_a_token_are_not_identical(
     assert check.main([str(tmp_path)]) == UNDECIDED
     assert "no token to compare" in capsys.readouterr().out
     assert check.main([str(tmp_path), "--level", "answers"]) == IDENTICAL
+
+
+def test_what_is_allowed_is_a_share_of_items_at_every_level(tmp_path: Path) -> None:
+    rows = base()
+    one = dataclasses.replace(rows[0], logprobs=[value - 0.1 for value in rows[0].logprobs])
+    write_run(tmp_path, {"batch_size": 1}, rows)
+    write_run(tmp_path, {"batch_size": 2}, [one, *rows[1:]])
+    words = [str(tmp_path), "--level", "logprobs"]
+    assert check.main([*words, "--allow", "0.2"]) == IDENTICAL
+    assert check.main([*words, "--allow", "0.03"]) == 1
+    assert check.main(words) == 1
+
+
+def test_what_is_allowed_is_allowed_to_repeats_too(tmp_path: Path) -> None:
+    rows = base(40)
+    moved = [forked(np.random.default_rng(0), rows[0], 2, 0.0), *rows[1:]]
+    write_run(tmp_path, {}, rows)
+    write_run(tmp_path, {}, moved, repeat=1)
+    assert check.main([str(tmp_path)]) == 1
+    assert check.main([str(tmp_path), "--allow", "0.02"]) == 1
+    assert check.main([str(tmp_path), "--allow", "0.03"]) == IDENTICAL

@@ -210,3 +210,10 @@ def test_infinite_gaps_are_drawn_at_the_edge(tmp_path: Path) -> None:
     data = viewer_data(context.study, drawn.item_order(context), ["a", "b"], None)
     json.dumps(data, allow_nan=False)
     assert data["items"][0]["responses"][0]["tops"]["2"][1][2] is None
+
+
+def test_what_was_cut_too_early_is_not_counted_as_never(tmp_path: Path) -> None:
+    rows = base()
+    context = two(tmp_path, rows, [*rows[:10], *errors_after(rows[10:], 2)])
+    table = drawn.histogram(context).set_index("bin")
+    assert table["items"]["never"] == 10

@@ -97,6 +97,13 @@ def differing(found: Difference, level: str) -> int:
     return found.logprobs_differ
 
 
+def rows_differing(found: Difference, level: str) -> int:
+    """Rows that differ at a level, never positions."""
+    if level == "logprobs":
+        return max(differing(found, "tokens"), found.logprob_rows)
+    return differing(found, level)
+
+
 def undecided(found: Difference, level: str) -> list[str]:
     """Why two runs without a difference cannot tell whether they differ at a level."""
     words = []
@@ -140,10 +147,10 @@ def decide(
         reasons.append(
             f"Repeats within one side already differ: {moved[2]}, {moved[0]} of {moved[1]} {noun}."
         )
-    worst = max(matched, key=lambda pair: differing(pair.difference, level), default=None)
-    count = differing(worst.difference, level) if worst else 0
+    worst = max(matched, key=lambda pair: rows_differing(pair.difference, level), default=None)
+    count = rows_differing(worst.difference, level) if worst else 0
     if worst is not None and count > allow * worst.difference.items:
-        reasons.append(_sentence(worst, level, count, items))
+        reasons.append(_sentence(worst, level, differing(worst.difference, level), items))
         rows = worst.difference.items
         # The pair is the worst of all that were compared.
         each = bonferroni(len(matched))
@@ -152,7 +159,7 @@ def decide(
             reasons.append("That is no more than repeats differ: not a finding about A and B.")
             return INCONCLUSIVE, reasons + list(missing)
         return DIFFERENT, reasons + list(missing)
-    if moved[0]:
+    if moved[0] > allow * moved[1]:
         return (INCONCLUSIVE if matched else DIFFERENT), reasons + list(missing)
     return _not_different(matched, items, missing, level, rate, count)
 
@@ -216,7 +223,7 @@ def _sentence(pair: Matched, level: str, count: int, items: int) -> str:
 
 def _fails(gate: Gate, pair: Matched) -> bool:
     """Whether a pair is a finding: beyond what is allowed, and not only what repeats do too."""
-    beyond = differing(pair.difference, gate.level) > gate.allow * pair.difference.items
+    beyond = rows_differing(pair.difference, gate.level) > gate.allow * pair.difference.items
     return beyond and gate.exit_code == DIFFERENT
 
 

@@ -18,7 +18,6 @@ from nondet.metrics.intervals import (
     Estimate,
     by_item,
     mean_over_items,
-    share_of_items,
     share_of_known,
 )
 from nondet.metrics.length import avg_std_output_length
@@ -197,16 +196,20 @@ def attribution_table(study: Study, loaded: Loaded, rng: np.random.Generator) ->
     pairs = one_factor_pairs([run.factors for run in loaded.runs], study.factors)
     rows = []
     for name, found in pairs.items():
-        total = np.zeros(len(loaded.item_P))
+        total, known = np.zeros((2, len(loaded.item_P)))
         partners: dict[int, list[int]] = defaultdict(list)
         for a, b in found:
             partners[a].append(b)
         for a, others in partners.items():
-            total += against(loaded.forest, a).identical[:, others].sum(axis=1)
-        share = total / len(found) if found else np.full(len(total), np.nan)
+            one = against(loaded.forest, a)
+            total += one.identical[:, others].sum(axis=1)
+            known += (one.identical | one.diverged)[:, others].sum(axis=1)
+        # NaN where every comparison was cut too early to tell.
+        share = np.divide(total, known, out=np.full(len(total), np.nan), where=known > 0)
         estimate = mean_over_items(by_item(share, loaded.item_P), rng)
-        if found and estimate.n and np.all(share == share[0]) and share[0] in (0, 1):
-            estimate = share_of_items(share == 1, loaded.item_P)
+        some = share[known > 0]
+        if estimate.n and np.all(some == some[0]) and some[0] in (0, 1):
+            estimate = share_of_known(share == 1, known > 0, loaded.item_P)
         kind = "control" if name == REPEAT else "factor"
         rows.append({"factor": name, "kind": kind, "pairs": len(found), **estimate._asdict()})
     return pd.DataFrame(rows, columns=["factor", "kind", "pairs", *ESTIMATE])

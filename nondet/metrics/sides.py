@@ -49,7 +49,7 @@ class Difference:
     logprobs_differ: positions whose log-probabilities are not equal to the last bit (a NaN on one
     side only counts). kl_mean, kl_max: lower bounds of KL(a || b) from stored candidates;
     top_probability_divergence: mean over positions of the largest difference in probability.
-    common_tokens: tokens compared and equal.
+    common_tokens: tokens compared and equal. logprob_rows: rows with such a log-probability.
     tokens_only, text_only: rows whose tokens differ under equal text, and the reverse (an artefact
     of the detokeniser, not of the model). examples: the first diverging items and positions.
     """
@@ -80,6 +80,7 @@ class Difference:
     kl_max: float = float("nan")
     top_probability_divergence: float = float("nan")
     common_tokens: int = 0
+    logprob_rows: int = 0
     tokens_only: int = 0
     text_only: int = 0
 
@@ -132,6 +133,9 @@ def compare_sides(a: Side, b: Side) -> Difference:
         logprobs=mismatch(before_a, before_b)._asdict(),
         examples=_examples(a.outcomes.keys, found),
         common_tokens=int(prefix.sum()),
+        logprob_rows=sum(
+            _unequal([one], [two])[0] > 0 for one, two in zip(before_a, before_b, strict=True)
+        ),
     )
 
 

@@ -113,13 +113,17 @@ def bin_edges(last: int) -> list[int]:
 
 
 def histogram(context: Context) -> pd.DataFrame:
-    """Items by the bin of the Div_Index of their slice."""
+    """Items by the bin of the Div_Index of their slice, without those cut too early to tell."""
     columns = ["group", "bin", "first", "items"]
     found: dict[str, pd.Series[Any]] = {}
+    decided: dict[str, int] = {}
     for part in context.view.slices:
         items = part.analysis.div_index_items
         if "all settings" in items:
             found[part.name or "all settings"] = items["all settings"]
+            index = part.analysis.div_index
+            counts = index[index["group"] == "all settings"]["items"]
+            decided[part.name or "all settings"] = int(counts.iloc[0])
     if not found:
         return pd.DataFrame(columns=columns)
     largest = max((at.max() for at in found.values() if at.notna().any()), default=0)
@@ -130,7 +134,7 @@ def histogram(context: Context) -> pd.DataFrame:
             label = str(start) if stop - start == 1 else f"{start}–{stop - 1}"
             count = int(position.between(start, stop - 1).sum())
             rows.append({"group": group, "bin": label, "first": start, "items": count})
-        never = int(position.isna().sum())
+        never = decided[group] - int(position.notna().sum())
         rows.append({"group": group, "bin": "never", "first": None, "items": never})
     return pd.DataFrame(rows, columns=columns)
 
