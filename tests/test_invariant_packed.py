@@ -10,7 +10,7 @@ from test_invariant_matmul import drawn
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from nondet.invariant import cpu_packed, invariant
+from nondet.invariant import cpu_packed, invariant, observed
 from nondet.invariant.bits import same_bits
 from nondet.invariant.blocks import Shape, product
 from nondet.invariant.cpu_modules import rms_norm
@@ -42,9 +42,16 @@ def test_a_copy_gives_the_bits_of_blocks(dtype: torch.dtype, threads: int) -> No
         torch.set_num_threads(before)
 
 
-def test_wide_types_have_a_copy() -> None:
-    # Without one, the tests above would compare nothing.
-    assert pack(torch.randn(192, 576)) is not None
+def test_wide_types_have_a_copy_and_a_run_says_so() -> None:
+    # Without one, the test above would compare nothing.
+    packed = pack(torch.randn(192, 576))
+    assert packed is not None
+    with invariant(device="cpu"):
+        name = f"float32 192x576 threads={torch.get_num_threads()}"
+        found = observed()["cpu_products"][name]
+    assert found["copy"] == list(packed.sizes)
+    assert 16 in found["blocks"]
+    assert "cpu_products" not in observed()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -163,6 +163,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="the first so many")
     parser.add_argument("--dtypes", nargs="+", choices=NAMES, default=["bf16", "fp32"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--random", action="store_true")
@@ -174,7 +175,7 @@ def main() -> None:
     table = []
     for dtype in options.dtypes:
         model = load(NAMES[dtype]).eval()
-        table += measure(model, rows, options, dtype)
+        table += measure(model, rows[: options.prompts], options, dtype)
     with options.output.open("w", newline="") as file:
         writer = csv.DictWriter(file, table[0], lineterminator="\n")
         writer.writeheader()

@@ -22,6 +22,7 @@ import torch
 from nondet.settings import SettingError
 
 from .coverage import Coverage, Watch
+from .cpu_packed import described
 from .modules import modules_switched
 from .switch import Table, active_groups, check_ops, groups_in_force
 from .transformers_attention import model_switched
@@ -109,7 +110,13 @@ def default_kernels() -> invariant:
 def observed() -> dict[str, Any]:
     """What is in force for this thread, as JSON values for a run's record."""
     groups = sorted(active_groups())
-    return {"kernels": "invariant" if groups else "default", "invariant_operations": groups}
+    found: dict[str, Any] = {
+        "kernels": "invariant" if groups else "default",
+        "invariant_operations": groups,
+    }
+    if "matmul" in groups:
+        found["cpu_products"] = described()
+    return found
 
 
 def tables(devices: tuple[str, ...]) -> dict[str, Table]:

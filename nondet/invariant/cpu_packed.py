@@ -127,6 +127,22 @@ def packed_sizes(shape: Shape) -> tuple[int, ...]:
     return found
 
 
+def described() -> dict[str, dict[str, list[int]]]:
+    """What this CPU's probes found so far, by type, shape (N x K) and number of threads.
+
+    Values: "blocks", the sizes without a copy, and "copy", those with one (empty: none is used).
+    """
+    with _lock:
+        found = sorted(_sizes.items(), key=str)
+    return {
+        f"{shape.dtype} {shape.n}x{shape.k} threads={shape.threads}".removeprefix("torch."): {
+            "blocks": list(proven_sizes(shape)),
+            "copy": list(sizes),
+        }
+        for shape, sizes in found
+    }
+
+
 def _probe(shape: Shape) -> tuple[int, ...]:
     if unprobed(shape) or not _has_form(shape.dtype):
         return ()
