@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nondet.backends.base import Request
 from nondet.backends.candidates import RAW_LOGPROBS, candidate_table
 from nondet.backends.vllm import VLLMBackend, engine_arguments, response_from
 from nondet.backends.vllm_observed import from_config
@@ -116,6 +117,20 @@ def test_candidates_are_sorted_and_ties_go_to_the_lower_id() -> None:
     assert response.top_ids.tolist() == [[5, 8, 3], [9, 1, 2]]
     assert response.top_logprobs.tolist() == [[-1, -1, -2], [-3, -4, -5]]
     assert response.logprobs.tolist() == [-1, -3]
+
+
+def test_a_response_cut_by_vllms_own_limit_does_not_pass_for_a_whole_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+    for limit, reason in ((2, "length"), (3, "error")):
+        backend = VLLMBackend(setting(max_new_tokens=limit, top_k=1), "folder")
+        output = completion([5, 9], [5, 5, 9, 9], [-1, -1, -3, -3], 2)
+        answers = [SimpleNamespace(outputs=[output])]
+        backend.llm = SimpleNamespace(generate=lambda *_, found=answers, **__: found)
+        (response,) = backend.generate([Request("a", (1,))])
+        assert response.finish_reason == reason
+    assert response.note == "cut by the engine after 2 of 3 tokens"
 
 
 def test_an_emitted_token_that_is_not_listed_first_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from nondet.backends.base import Backend, Request, Response
@@ -93,3 +94,15 @@ class EngineBackend(Backend):
     def _factors(self) -> dict[str, Any]:
         """What every engine records of its batching."""
         return {"together": self.together, "fillers": self.options["fillers"], "padding": "none"}
+
+
+def cut_short(response: Response, limit: int) -> Response:
+    """The response, or an error where the engine cut it before ``limit`` tokens.
+
+    An engine has limits of its own (the length of a sequence, the cache) and calls them "length",
+    too; such a response would pass for one that ran into max_new_tokens.
+    """
+    if response.finish_reason != "length" or len(response.tokens) >= limit:
+        return response
+    note = f"cut by the engine after {len(response.tokens)} of {limit} tokens"
+    return replace(response, finish_reason="error", note=note)

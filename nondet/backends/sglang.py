@@ -15,7 +15,7 @@ import numpy as np
 
 from nondet.backends.base import Request, Response
 from nondet.backends.candidates import RAW_LOGPROBS, candidate_table
-from nondet.backends.engine import DTYPES, SHARED, EngineBackend
+from nondet.backends.engine import DTYPES, SHARED, EngineBackend, cut_short
 from nondet.backends.options import Option, read_options, refuse
 from nondet.backends.vllm import check_engine
 from nondet.settings import Setting, SettingError
@@ -134,7 +134,7 @@ class SGLangBackend(EngineBackend):
         if len(outputs) != len(batch):
             raise ValueError(f"SGLang gave {len(outputs)} answers to {len(batch)} requests")
         return [
-            response_from(request.item_id, output, setting.top_k)
+            cut_short(response_from(request.item_id, output, setting.top_k), setting.max_new_tokens)
             for request, output in zip(batch, outputs, strict=True)
         ]
 

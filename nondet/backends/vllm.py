@@ -15,7 +15,7 @@ import numpy as np
 
 from nondet.backends.base import Request, Response
 from nondet.backends.candidates import sorted_candidates
-from nondet.backends.engine import DTYPES, SHARED, EngineBackend
+from nondet.backends.engine import DTYPES, SHARED, EngineBackend, cut_short
 from nondet.backends.options import Option, read_options, refuse
 from nondet.settings import Setting, SettingError
 
@@ -134,7 +134,10 @@ class VLLMBackend(EngineBackend):
         ]
         outputs = self.llm.generate(asked, params, use_tqdm=False)
         return [
-            response_from(request.item_id, output.outputs[0], setting.top_k)
+            cut_short(
+                response_from(request.item_id, output.outputs[0], setting.top_k),
+                setting.max_new_tokens,
+            )
             for request, output in zip(batch, outputs, strict=True)
         ]
 
