@@ -72,7 +72,7 @@ def plan_run(setting: Setting) -> Plan:
         "timeout_s": None,
         "task": task.name,
         "model": model.fingerprint,
-        "backend": {"name": setting.backend.name, "options": dict(setting.backend.options)},
+        "backend": {"name": setting.backend.name, "options": setting.backend.moving()},
         "versions": _versions(python, backend),
         "switches": inherited_switches(_replaced(setting, backend)),
         "hardware": [cpu_name(), *(gpu_names() if device == "cuda" else ())],

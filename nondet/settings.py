@@ -19,6 +19,9 @@ KERNELS = ("default", "invariant", "tp_invariant")
 BATCHINGS = ("wave", "varied", "continuous")
 PADDINGS = ("none", "wave", "fixed")
 DEVICES = ("auto", "cpu", "cuda")
+# Options of engines that say how long to wait and how often to try; they move no token.
+PATIENCE = ("start_timeout_s", "wave_timeout_s", "stop_timeout_s", "request_timeout_s",
+            "retries", "backoff_s", "api_key_env")  # fmt: skip
 
 
 class SettingError(ValueError):
@@ -41,6 +44,10 @@ class BackendSetting:
     name: str = "hf"
     python: str | None = None
     options: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def moving(self) -> dict[str, Scalar]:
+        """The options that may move a token: all but those of ``PATIENCE``."""
+        return {name: value for name, value in self.options.items() if name not in PATIENCE}
 
 
 @dataclass(frozen=True)
@@ -126,10 +133,10 @@ class Setting:
         return dataclasses.asdict(self)
 
     def factors(self) -> dict[str, Scalar]:
-        """Flat factor names and values, as in tables: backend and task options by their own name.
+        """Flat factor names and values, as in tables: backend options by their own name.
 
         The model appears as its name, with path and revision where they are given; the
-        interpreter, the repeat and the time limit are not factors.
+        interpreter, the repeat and time limits are not factors.
         """
         flat: dict[str, Scalar] = {"backend": self.backend.name}
         model = (self.model.name, self.model.path, self.model.revision)
@@ -138,7 +145,7 @@ class Setting:
         for item in dataclasses.fields(self):
             if item.name not in ("backend", "model", "task", "repeat", "timeout_s"):
                 flat[item.name] = getattr(self, item.name)
-        return {**flat, **self.backend.options}
+        return {**flat, **self.backend.moving()}
 
 
 T = TypeVar("T")

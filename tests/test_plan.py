@@ -102,3 +102,15 @@ def test_the_context_by_its_names(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert context_length(tmp_path) == length
+
+
+def test_a_longer_time_limit_is_the_same_run(tiny: Path, prompts: Path) -> None:
+    def made(**options: Any) -> Plan:
+        backend = {"name": "openai", "url": "http://127.0.0.1:1/v1", **options}
+        return plan(tiny, prompts, backend=backend)
+
+    one, other = made(), made(wave_timeout_s=7200, request_timeout_s=900, retries=9)
+    assert one.run_id == other.run_id
+    assert one.setting.factors() == other.setting.factors()
+    assert other.setting.backend.options["wave_timeout_s"] == 7200
+    assert made(api="chat").run_id != one.run_id
