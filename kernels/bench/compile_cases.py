@@ -204,12 +204,15 @@ def cases() -> Iterator[Case]:
 def representatives() -> Iterator[Case]:
     """A few of them, each kernel and mode at its heaviest: a minute of one core."""
     yield from heaviest(shapes.distinct() + parts())
-    yield from products([(28672, 4096)], BF16, out=FP32)
     yield from products([(64, 64)], FP32)
     yield from products([(64, 64)], FP64)
-    chosen = {("leaves", "2048x4096x4096 in 16"), ("mixed", "2048x4096x14336"),
-              ("mixed", "8x256x1536")}  # fmt: skip
-    some = itertools.chain(ranks(), mixtures(BF16), mixtures(FP16))
+    chosen = {("matmul_fp32_out", "8192x28672x4096"), ("matmul_bias", "2048x2048x1536"),
+              ("leaves", "2048x4096x4096 in 8"), ("mixed", "2048x4096x14336"),
+              ("mixed", "16x256x1536")}  # fmt: skip
+    some = itertools.chain(
+        products([(28672, 4096)], BF16, out=FP32), products([(2048, 1536)], BF16, bias=True),
+        ranks(), mixtures(BF16), mixtures(FP16)
+    )  # fmt: skip
     yield from (case for case in some if (case.operation, case.sizes) in chosen)
     for dtype in (BF16, FP32):
         yield from (case for case in rows(dtype) if case.sizes in ("64x4096", "1x151936"))
