@@ -114,3 +114,23 @@ def test_a_longer_time_limit_is_the_same_run(tiny: Path, prompts: Path) -> None:
     assert one.setting.factors() == other.setting.factors()
     assert other.setting.backend.options["wave_timeout_s"] == 7200
     assert made(api="chat").run_id != one.run_id
+
+
+def test_another_flash_attention_is_another_run(
+    tiny: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.metadata
+
+    from nondet.environment import versions_in
+
+    known, ids = importlib.metadata.version, set()
+    for installed in ("2.7.0", "2.8.3"):
+
+        def version(name: str, installed: str = installed) -> str:
+            return installed if name == "flash-attn" else known(name)
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+        versions_in.cache_clear()
+        ids.add(plan(tiny, prompts).run_id)
+    versions_in.cache_clear()
+    assert len(ids) == 2

@@ -39,7 +39,7 @@ class HFBackend(Backend):
 
     @classmethod
     def packages(cls) -> tuple[str, ...]:
-        return ("torch", "transformers", "triton")
+        return ("torch", "transformers", "triton", "flash-attn", "flash-attn-3")
 
     @classmethod
     def check(cls, setting: Setting) -> None:
