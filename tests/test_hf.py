@@ -185,3 +185,13 @@ def test_a_static_cache_keeps_nothing_of_the_waves_before(
     for request in (short, long, short):
         backend.generate([request])
     assert lengths == [6, 203, 6]
+
+
+def test_logits_that_are_no_numbers_are_an_error_and_no_answer(tiny: Path) -> None:
+    backend = HFBackend(setting_from({"max_new_tokens": 4, "threads": 1}), str(tiny))
+    backend.start()
+    with torch.no_grad():
+        backend.model.lm_head.weight[3] = torch.nan
+    (response,) = backend.generate([Request("a", (1, 2, 3))])
+    assert response.finish_reason == "error"
+    assert response.note == "NaN among the logits at position 0"

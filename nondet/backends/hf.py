@@ -179,6 +179,10 @@ class HFBackend(Backend):
             length = int(ends[0]) + 1 if len(ends) else len(tokens)
             tokens = tokens[:length]
             text = self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+            reason, note = "stop" if len(ends) else "length", ""
+            broken = np.flatnonzero(np.isnan(record.logprobs[row, :length]))
+            if len(broken):  # as when fp16 overflows: what follows is no answer
+                reason, note = "error", f"NaN among the logits at position {broken[0]}"
             responses.append(
                 Response(
                     request.item_id,
@@ -186,8 +190,9 @@ class HFBackend(Backend):
                     record.logprobs[row, :length],
                     record.top_ids[row, :length],
                     record.top_logprobs[row, :length],
-                    "stop" if len(ends) else "length",
+                    reason,
                     text,
+                    note,
                 )
             )
         return responses
