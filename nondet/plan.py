@@ -45,8 +45,8 @@ def plan_run(setting: Setting) -> Plan:
     """Check a setting against its backend, machine, model and task. Raises SettingError.
 
     The run id hashes everything that may move a token: the resolved setting, model and prompts,
-    the repeat, our generating code, engine versions and hardware. Answers and markers are not
-    in it: a run whose marker changed is marked again, not generated again.
+    the repeat, our generating code, engine versions, hardware and inherited variables. Answers
+    and markers are not in it: a run whose marker changed is marked again, not generated again.
     """
     backend = backend_class(setting.backend.name)
     if setting.kernels not in backend.kernels:
