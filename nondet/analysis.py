@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from nondet.csv_files import save_csv
 from nondet.metrics import run_tables, setting_tables
 from nondet.metrics.divergence import against
 from nondet.metrics.groups import first_repeats, groups_of
@@ -90,7 +91,7 @@ class Analysis:
         """Write every table as CSV, and analysis.json with scalars and the small tables."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, table in self.tables().items():
-            table.to_csv(folder / f"{name}.csv", index=False)
+            save_csv(table, folder / f"{name}.csv")
         write_json(folder / "analysis.json", self.to_dict())
 
 

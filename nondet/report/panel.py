@@ -11,6 +11,7 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
+from nondet.csv_files import save_csv
 from nondet.report.style import DTYPE_COLOURS, FAINT, INK, MUTED, PAPER
 
 # What an inline drawing uses in place of fixed colours, so that it follows the page's theme.
@@ -75,7 +76,7 @@ def save(panel: Panel, folder: Path) -> list[Path]:
     """Write the panel's CSV and, where it was drawn, its PNG and SVG. Returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{panel.name}.csv"]
-    panel.table.to_csv(paths[0], index=False)
+    save_csv(panel.table, paths[0])
     if panel.figure is None:
         return paths
     svg = folder / f"{panel.name}.svg"

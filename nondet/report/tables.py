@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from nondet.csv_files import save_csv
+
 DASH = "–"
 # Rows of a Markdown or LaTeX table.
 MOST_LINES = 500
@@ -100,7 +102,7 @@ def save(table: pd.DataFrame, folder: Path, name: str) -> list[Path]:
     """Write ``name``.csv, .md and .tex, the last two cut where nobody would read on."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{ending}" for ending in ("csv", "md", "tex")]
-    table.to_csv(paths[0], index=False)
+    save_csv(table, paths[0])
     shown, left = table.head(MOST_LINES), ""
     if len(shown) < len(table):
         left = f"The first {len(shown):,} of {len(table):,} rows; all of them are in {name}.csv."

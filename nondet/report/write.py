@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 import nondet
+from nondet.csv_files import save_csv
 from nondet.report import drawn, panels, tables
 from nondet.report.context import Context, hardware, make_context, software
 from nondet.report.page import page
@@ -64,8 +65,8 @@ def write_report(folders: Sequence[Path], out: Path, seed: int = 0) -> ReportRes
         html = page(context, sections, viewer, _footer(view))
     index = out / "index.html"
     index.write_text(html, encoding="utf-8")
-    named[SUMMARY].to_csv(out / "summary.csv", index=False)
-    view.analysis.pairs.to_csv(out / "pairs.csv", index=False)
+    save_csv(named[SUMMARY], out / "summary.csv")
+    save_csv(view.analysis.pairs, out / "pairs.csv")
     (out / "summary.md").write_text(_summary_text(view), encoding="utf-8")
     write_json(out / "study.json", study_record(view, seed))
     own = [out / name for name in ("summary.csv", "pairs.csv", "summary.md", "study.json")]
