@@ -24,7 +24,7 @@ from nondet.metrics.load import Loaded, gaps, load, scan
 from nondet.metrics.scan import Pair, Scan
 from nondet.metrics.survival import RESAMPLES
 from nondet.metrics.verdict import INCONCLUSIVE, Evidence, decide
-from nondet.runs import write_json
+from nondet.runs import Run, write_json
 from nondet.study import Study
 
 # With more runs than this, log-probabilities are compared only with the reference and between
@@ -201,7 +201,7 @@ def _evidence(study: Study, loaded: Loaded, pairs: pd.DataFrame) -> Evidence:
 
 
 def _notes(study: Study, loaded: Loaded, scanned: Scan, limit: int) -> list[str]:
-    notes = []
+    notes = [_said(run) for run in loaded.runs if run.record.get("notes")]
     if len(loaded.runs) > limit:
         notes.append(
             f"{len(loaded.runs)} runs: log-probabilities and answers are compared with the "
@@ -231,6 +231,14 @@ def _absent(study: Study) -> list[str]:
     many = study.missing
     words = "run that was asked for has" if many == 1 else "runs that were asked for have"
     return [f"{many} {words} no folder."] if many else []
+
+
+def _said(run: Run) -> str:
+    """What the engine said of single responses of a run, by its first words."""
+    item, words = run.record["notes"]["first"][0]
+    count = run.record["notes"]["count"]
+    which = f"{count} responses, the first of them" if count > 1 else "a response,"
+    return f"Run {run.id}: the engine had a word on {which} {item}: {words}."
 
 
 def _controls(study: Study, pairs: pd.DataFrame) -> pd.DataFrame:

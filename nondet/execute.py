@@ -29,6 +29,7 @@ from nondet.settings import one_line
 # Kept free until a run ends, so that a full disk can still record its failure.
 RESERVE_BYTES = 1 << 17
 LOG_LINES = 3
+MOST_NOTES = 50
 
 
 def execute(
@@ -246,12 +247,15 @@ def _finish(plan: Plan, writer: RunWriter, record: dict[str, Any]) -> None:
     order = [(r.item_id, sample) for r, sample in zip(work.requests, work.samples, strict=True)]
     notes = [pq.read_schema(writer.part_path(n)).metadata for n in sorted(writer.done_waves())]
     seconds = [float(note[b"seconds"]) for note in notes]
+    said = [pair for note in notes for pair in json.loads(note.get(b"notes", b"[]"))]
     firsts = [float(note[b"first_token_s"]) for note in notes if note.get(b"first_token_s")]
     table = writer.collect(order)
     tokens = len(table["tokens"].combine_chunks().flatten())
     record["wall_s"] = sum(seconds)
     record["generated_tokens"] = tokens
     record["tokens_per_s"] = tokens / sum(seconds) if sum(seconds) else 0.0
+    if said:
+        record["notes"] = {"count": len(said), "first": said[:MOST_NOTES]}
     # The first wave warms up, so the median.
     record["first_token_s"] = median(firsts) if firsts else None
     writer.finish(mark_table(plan.task, table))

@@ -9,9 +9,10 @@ run.json holds: schema_version, run_id, status (partial, complete, failed), reas
 repeat, factors (flat, as requested), requested / resolved / observed settings, model_fingerprint,
 task_fingerprint (prompts, answers, marker), prompts_fingerprint (prompt token ids alone), task
 (setting, name, items, marker, marker_version), started, ended, resumed_at, wall_s,
-generated_tokens, tokens_per_s,
-peak_memory_mb, peak_device_memory_mb, environment; where the engine can tell, first_token_s
-(median over waves of the seconds to the first tokens), weights_mb and cache_mb (10^6 bytes);
+generated_tokens, tokens_per_s, peak_memory_mb, peak_device_memory_mb, environment; where the
+engine can tell, first_token_s (median over waves of the seconds to the first tokens), weights_mb
+and cache_mb (10^6 bytes); notes where the engine said something of single responses, such as why
+one is an error (count, and the first as pairs of item_id and words);
 worker_exit where the worker crashed after its last answer (a negative number is a signal).
 
 Every file is written under another name and renamed into place.

@@ -86,8 +86,9 @@ def _generate(backend: Backend, work: Workload, writer: RunWriter, report: TextI
         check_responses([requests[p] for p in wave], responses, setting.top_k)
         table = wave_table(work, wave, responses, number)
         first = backend.first_token_s
-        times = {"seconds": repr(seconds), "first_token_s": "" if first is None else repr(first)}
-        table = table.replace_schema_metadata(times)
+        told = {"seconds": repr(seconds), "first_token_s": "" if first is None else repr(first)}
+        told["notes"] = json.dumps([[r.item_id, r.note] for r in responses if r.note])
+        table = table.replace_schema_metadata(told)
         write_table(writer.part_path(number), table)
         tokens = sum(len(response.tokens) for response in responses)
         _say(report, event="wave", wave=number, items=len(wave), tokens=tokens, seconds=seconds)

@@ -96,6 +96,19 @@ FAULTS = {
 }
 
 
+def test_why_a_response_is_an_error_is_kept_and_said(tmp_path: Path) -> None:
+    toy.write_items(tmp_path / "items.jsonl", 6)
+    words = ["backend.fault=cut", "backend.fault_size=1", "batch_size=1,2", "-m"]
+    done = toy.run(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    study = load_study([tmp_path / "outputs" / "latest"])
+    cut, whole = sorted(study.complete, key=lambda run: run.factors["batch_size"])
+    assert cut.record["notes"] == {"count": 1, "first": [["i002", "cut by the toy"]]}
+    assert "notes" not in whole.record
+    page = (tmp_path / "outputs" / "latest" / "report" / "index.html").read_text()
+    assert "the engine had a word on a response, i002: cut by the toy." in page
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_failed_run_is_recorded_and_the_sweep_goes_on(fault: str, tmp_path: Path) -> None:
     toy.write_items(tmp_path / "items.jsonl", 8)

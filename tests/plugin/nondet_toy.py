@@ -17,8 +17,8 @@ OPTIONS = {"pause": 0.0, "fault": None, "fault_size": 0, "stateful": False}
 class ToyBackend(Backend):
     """Answers depend on the item alone, or also on the batch size where ``drift`` is asked for.
 
-    ``fault`` (memory, error, exit, killed, hang, wrong_items, shapes) strikes in the third wave of
-    runs whose batch size is ``fault_size``.
+    ``fault`` (memory, error, exit, killed, hang, wrong_items, shapes, cut) strikes in the third
+    wave of runs whose batch size is ``fault_size``.
     """
 
     name = "toy"
@@ -61,6 +61,8 @@ class ToyBackend(Backend):
                 return responses[::-1][1:]
             if self.option("fault") == "shapes":
                 responses[0].logprobs = responses[0].logprobs[:-1]
+            if self.option("fault") == "cut":
+                responses[0].finish_reason, responses[0].note = "error", "cut by the toy"
         return responses
 
     def strike(self, fault):
