@@ -9,9 +9,12 @@ Exit codes: 0 done, 1 a run failed (recorded, the sweep went on), 2 a mistake in
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -33,15 +36,29 @@ def job(config: DictConfig) -> str:
     return sweep.do_job(config, number, Path(hydra_config.runtime.cwd) / folder)
 
 
+def in_order(words: Sequence[str]) -> list[str]:
+    """The command line as Hydra reads it: -m first, since words after it would be refused.
+
+    A sweep or a launcher is a multirun by itself: a key on the command line may then list values,
+    and Hydra gives a launcher jobs of a multirun alone.
+    """
+    flags = ("-m", "--multirun")
+    many = any(word in flags or word.startswith(("+sweep=", "+launcher=")) for word in words)
+    return ["--multirun"] * many + [word for word in words if word not in flags]
+
+
+def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    parser.exit(2, f"nondet: {message}; must be KEY=VALUE, or one of the flags that --help lists\n")
+
+
 def main() -> int:
     """Entry point; turns every mistake of the user's into one line and exit code 2."""
     own_trace = os.environ.get("HYDRA_FULL_ERROR")
     # Hydra would print a mistake over many lines and exit with 1; let it through to us instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    if any(word.startswith(("+sweep=", "+launcher=")) for word in sys.argv[1:]):
-        # So that a key given on the command line may list values, too, and because Hydra gives
-        # a launcher jobs of a multirun alone.
-        sys.argv.insert(1, "--multirun")
+    sys.argv[1:] = in_order(sys.argv[1:])
+    # The parser is Hydra's own and prints its whole usage.
+    argparse.ArgumentParser.error = _refuse  # type: ignore[assignment, method-assign]
     try:
         job()
     except sweep.MISTAKES as error:

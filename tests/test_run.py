@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import toy
 
+from nondet.run import in_order
 from nondet.runs import read_run
 from nondet.study import load_study
 
@@ -41,6 +42,9 @@ BAD = {
     "list as path": (["task.path=[a]"], "task.path=['a']: must be a text"),
     "group set to null": (["backend=null"], "Config group override must be a string"),
     "no key": (["=3"], "Config group override must be a string"),
+    "no such flag": (["--wave"], "unrecognized arguments: --wave; must be KEY=VALUE"),
+    "bad values behind -m": (["-m", "batch_size=2,0"], "batch_size=0"),
+    "address": (["backend=openai", "backend.url=nonsense"], "backend.url=nonsense: must be an a"),
     "interpreter": (["backend.python=/no/python"], "backend.python=/no/python"),
 }
 
@@ -244,3 +248,10 @@ def test_an_engine_that_crashes_after_its_last_answer_has_done_its_run(tmp_path:
     assert run.status == "complete"
     assert run.record["worker_exit"] == -signal.SIGSEGV
     assert run.table().num_rows == 3
+
+
+def test_minus_m_may_stand_anywhere() -> None:
+    assert in_order(["a=1,2", "-m", "b=3"]) == ["--multirun", "a=1,2", "b=3"]
+    assert in_order(["+sweep=kernels", "a=1,2"]) == ["--multirun", "+sweep=kernels", "a=1,2"]
+    assert in_order(["--multirun", "a=1"]) == ["--multirun", "a=1"]
+    assert in_order(["a=1", "--cfg", "job"]) == ["a=1", "--cfg", "job"]

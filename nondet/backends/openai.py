@@ -8,6 +8,7 @@ item. With ``serve`` the backend starts vLLM's or SGLang's own server for the ru
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,9 @@ class OpenAIBackend(EngineBackend):
         super().check(setting)
         options = read_options(setting, cls.table)
         refuse(setting, attention=("sdpa", "the endpoint decides"))
+        if not re.match(r"https?://[^/\s]+", options["url"]):
+            valid = "an address such as http://127.0.0.1:8000/v1"
+            raise SettingError("backend.url", options["url"], valid)
         chat = options["api"] == "chat"
         if options["fillers"] and (chat or setting.model.name == "endpoint"):
             valid = "0: fillers are token ids, for api=completions and a model on disk"
