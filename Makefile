@@ -34,7 +34,7 @@ test-soak: $(VENV)/.dev ## half an hour: verdicts under load, fifty times
 	$(BIN)/python -m pytest -m soak
 
 test-vllm: $(VENV)/.dev ## the tests on the real vLLM (after make venv-vllm)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m vllm tests/test_*vllm*.py $(if $(ONLY),-k $(ONLY))
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 -m vllm tests/test_*vllm*.py $(if $(ONLY),-k $(ONLY))
 
 check: $(VENV)/.dev ## lint, format, types
 	$(BIN)/ruff check .
