@@ -17,8 +17,8 @@ from typing import Any
 from nondet.metrics.gate import LEVELS, USAGE, Gate, Matched, decide, junit, rows_differing
 from nondet.metrics.run_tables import run_labels
 from nondet.metrics.sides import compare_stored
-from nondet.runs import Run
-from nondet.study import Study, StudyError, load_study, not_comparable
+from nondet.runs import Run, incomparable
+from nondet.study import Study, StudyError, load_study
 
 
 def compare(
@@ -36,7 +36,7 @@ def compare(
         StudyError: nothing can be matched, or two runs are not comparable (names the field).
     """
     for one, two in zip(a.complete[:1], b.complete[:1], strict=False):
-        reason = not_comparable(one, two)
+        reason = incomparable(one, two)
         if reason:
             raise StudyError(f"{one.folder} and {two.folder}: not comparable, {reason}")
     pairs, lone_a, lone_b = match(a, b)

@@ -156,8 +156,14 @@ def read_run(folder: Path) -> Run:
 def incomparable(a: Run, b: Run) -> str | None:
     """Why two runs must not be compared: the first field that differs, or None.
 
-    Model and task fingerprints, decoding parameters and the definition of a logprob must agree.
+    Model and task fingerprints, decoding parameters and the definition of a logprob must agree, and
+    whether positions count tokens or, in an imported text, characters.
     """
+    unit_a, unit_b = (
+        (run.record.get("observed") or {}).get("token_unit", "tokens") for run in (a, b)
+    )
+    if unit_a != unit_b:
+        return f"token_unit: {unit_a} against {unit_b}"
     for field in ("model_fingerprint", "prompts_fingerprint"):
         if a.record.get(field) != b.record.get(field):
             return f"{field}: {a.record.get(field)} against {b.record.get(field)}"

@@ -152,19 +152,11 @@ def load_study(folders: Sequence[Path]) -> Study:
     name = " + ".join(dict.fromkeys(names))
     study = told_apart(Study(name, tuple(runs.values()), seed, tuple(notes), missing))
     for run in study.complete[1:]:
-        reason = not_comparable(study.complete[0], run)
+        reason = incomparable(study.complete[0], run)
         if reason:
             other = study.complete[0].folder
             raise StudyError(f"{run.folder}: not comparable with {other}, {reason}")
     return study
-
-
-def not_comparable(a: Run, b: Run) -> str | None:
-    """``runs.incomparable``, and whether one counts characters where the other counts tokens."""
-    units = [(run.record.get("observed") or {}).get("token_unit", "tokens") for run in (a, b)]
-    if units[0] != units[1]:
-        return f"token_unit: {units[0]} against {units[1]}"
-    return incomparable(a, b)
 
 
 def told_apart(study: Study) -> Study:
