@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.engines.study import values
+from experiments.engine_options import recall_values
+from experiments.engines.study import TIMEOUT_S
 from experiments.engines.summarise import compare
 from experiments.together import Outcome, failures, run_all
 from nondet.runs import read_run
@@ -30,10 +31,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def variant(model: str, options: dict[str, Any], batch: int, items: int, tokens: int) -> Setting:
     """One run of a variant."""
-    common = values(model, "vllm", items, tokens)
+    common = recall_values(model, "vllm", items, tokens)
     # vLLM 0.25.1 dies at max_num_seqs 1 and 2 while it captures its graphs.
     own = {**common["backend"], "max_seqs": max(batch, 8), **options}
-    return setting_from({**common, "backend": own, "batch_size": batch})
+    return setting_from({**common, "backend": own, "batch_size": batch, "timeout_s": TIMEOUT_S})
 
 
 def row(name: str, pair: Sequence[Outcome], store: Path) -> dict[str, Any]:

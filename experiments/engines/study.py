@@ -9,34 +9,16 @@ $PYTHON_VLLM and $PYTHON_SGLANG are the engines' interpreters.
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from experiments.engine_options import SMALL
+from experiments.engine_options import recall_values
 from experiments.together import failures, run_all
 from nondet.settings import Setting, setting_from
 
 BATCHES = (64, 32, 8, 1)
-# A step of vLLM as long as the longest wave's prompts, so that the batch size alone decides.
-OPTIONS: dict[str, dict[str, Any]] = {**SMALL, "vllm": {**SMALL["vllm"], "chunk_tokens": 8192}}
-
-
-def values(model: str, engine: str, items: int, tokens: int) -> dict[str, Any]:
-    """What all settings of an engine share."""
-    return {
-        "backend": {
-            "name": engine,
-            "python": os.environ.get(f"PYTHON_{engine.upper()}"),
-            **OPTIONS[engine],
-        },
-        "model": {"name": "local", "path": model},
-        "task": {"name": "recall", "limit": items},
-        "max_new_tokens": tokens,
-        "timeout_s": 480.0,
-    }
+TIMEOUT_S = 480.0
 
 
 def settings(model: str, engine: str, items: int, tokens: int) -> list[Setting]:
@@ -44,7 +26,8 @@ def settings(model: str, engine: str, items: int, tokens: int) -> list[Setting]:
     found = []
     for kernels in ("default", "invariant"):
         for batch in BATCHES:
-            chosen = {**values(model, engine, items, tokens), "kernels": kernels}
+            chosen = recall_values(model, engine, items, tokens)
+            chosen |= {"kernels": kernels, "timeout_s": TIMEOUT_S}
             if engine == "vllm" and batch == 1:
                 # vLLM 0.25.1 dies at max_num_seqs 1 and 2 while it captures its graphs.
                 chosen["backend"] = {**chosen["backend"], "max_seqs": 8}

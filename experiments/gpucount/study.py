@@ -13,12 +13,10 @@ run starts after ``seconds``. $PYTHON_VLLM and $PYTHON_SGLANG are the engines' i
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from pathlib import Path
-from typing import Any
 
-from experiments.engine_options import SMALL
+from experiments.engine_options import recall_values
 from experiments.together import failures, run_all
 from nondet.environment import gpu_names
 from nondet.settings import Setting, setting_from
@@ -28,7 +26,6 @@ KERNELS = {
     "vllm": ("default", "invariant"),
     "sglang": ("default", "invariant"),
 }
-OPTIONS: dict[str, dict[str, Any]] = {**SMALL, "vllm": {**SMALL["vllm"], "chunk_tokens": 8192}}
 SIZES = {"items": 64, "tokens": 128, "batch": 32, "singles": 6, "pairs": 1, "seconds": 570}
 
 
@@ -37,6 +34,8 @@ def settings(
 ) -> list[Setting]:
     """Every engine and mode at every number of GPUs; the default repeated on each number of them;
     tp_invariant at twice the batch as well, where it promises the same bits."""
+    # As many threads for every number of ranks: on a CPU they are part of the bits.
+    every = {"timeout_s": 400.0, "threads": 4 if gpu_names() else 1}
     found = []
     for engine in engines:
         for kernels, gpus in itertools.product(KERNELS[engine], ranks):
@@ -47,22 +46,9 @@ def settings(
                 batches.append((2 * sizes["batch"], 0))
             for batch, repeat in batches:
                 own = {"kernels": kernels, "gpus": gpus, "batch_size": batch, "repeat": repeat}
-                found.append(setting_from({**common(model, engine, sizes), **own}))
+                common = recall_values(model, engine, sizes["items"], sizes["tokens"])
+                found.append(setting_from({**common, **every, **own}))
     return found
-
-
-def common(model: str, engine: str, sizes: dict[str, int]) -> dict[str, Any]:
-    """What all settings of an engine share."""
-    python = os.environ.get(f"PYTHON_{engine.upper()}")
-    return {
-        "backend": {"name": engine, "python": python, **OPTIONS[engine]},
-        "model": {"name": "local", "path": model},
-        "task": {"name": "recall", "limit": sizes["items"]},
-        "max_new_tokens": sizes["tokens"],
-        "timeout_s": 400.0,
-        # As many for every number of ranks: on a CPU they are part of the bits.
-        "threads": 4 if gpu_names() else 1,
-    }
 
 
 def main(words: list[str]) -> int:
