@@ -61,7 +61,7 @@ def _kill(pid: int, victim: str, delay: float) -> int:
     while time.monotonic() < until and parent.is_running():
         if parent.status() == psutil.STATUS_ZOMBIE:
             return 0
-        workers = [c for c in parent.children() if "nondet.worker" in " ".join(c.cmdline())]
+        workers = [child for child in parent.children() if _is_worker(child)]
         if workers:
             time.sleep(delay)
             target = workers[0] if victim == "worker" else parent
@@ -74,6 +74,14 @@ def _kill(pid: int, victim: str, delay: float) -> int:
             return 1
         time.sleep(0.02)
     return 0
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    """Whether this is a worker that still runs; one may end while it is looked at."""
+    try:
+        return "nondet.worker" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # a zombie too
+        return False
 
 
 def _no_worker_left(folder: Path) -> None:
