@@ -50,12 +50,10 @@ def descendants(root: int | None = None) -> list[int]:
     Read from /proc; an empty list where there is none.
     """
     parents: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    for pid in _process_ids():
+        fields = _stat(pid)
+        if fields:
+            parents.setdefault(int(fields[1]), []).append(pid)
     found, open_ids = [], [os.getpid() if root is None else root]
     while open_ids:
         children = parents.get(open_ids.pop(), [])
@@ -76,9 +74,9 @@ def end_all(found: list[int], grace_s: float = 0.0) -> None:
     if grace_s and found:
         _signal(found, signal.SIGTERM)
         end = time.monotonic() + grace_s
-        while time.monotonic() < end and any(_alive(pid) for pid in found):
+        while time.monotonic() < end and any(alive(pid) for pid in found):
             time.sleep(0.05)
-    _signal([pid for pid in found if _alive(pid)], signal.SIGKILL)
+    _signal([pid for pid in found if alive(pid)], signal.SIGKILL)
 
 
 def _signal(pids: list[int], number: signal.Signals) -> None:
@@ -89,9 +87,26 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
             continue
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
+    """Whether a process is there and has not ended; one that waits to be collected has."""
+    return bool(fields := _stat(pid)) and fields[0] not in ("Z", "X")
+
+
+def _process_ids() -> list[int]:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
-        return False
-    return state not in ("Z", "X")
+        return []
+
+
+def _stat(pid: int) -> list[str]:
+    """What stands behind a process's name in its stat: state, parent, ...; empty if it is gone.
+
+    Whoever asks first whether the file is there may be told ESRCH for a process that is ending,
+    which ``Path.exists`` and ``Path.glob`` raise; so it is read without asking.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
