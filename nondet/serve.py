@@ -7,7 +7,9 @@ The server is a child in this process's group, so whoever ends the group ends it
 
 from __future__ import annotations
 
+import http.client
 import json
+import random
 import socket
 import subprocess
 import sys
@@ -21,13 +23,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nondet.backends.limits import descendants, end_all
+from nondet.backends.limits import alive, descendants, end_all
 from nondet.environment import child_environment
 from nondet.settings import BackendSetting, Setting, SettingError
 
 ENGINES = ("vllm", "sglang")
 LOG_LINES = 5
 POLL_S = 0.3
+# Linux deals out 32768 to 60999 for port 0 and for outgoing connections.
+PORTS = (20_000, 32_768)
 
 
 class ServerError(RuntimeError):
@@ -57,10 +61,16 @@ def engine_setting(setting: Setting, options: Mapping[str, Any]) -> Setting:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of the loopback interface that is free now.
+
+    Below those that the system deals out by itself: of these, one may have gone to somebody else's
+    connection before the server, which takes its time to start, listens to it.
+    """
+    while True:
+        port = random.SystemRandom().randrange(*PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def command_line(setting: Setting, model_path: str, port: int) -> list[str]:
@@ -167,7 +177,7 @@ def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path, seconds: f
             with opener.open(f"{url}/health", timeout=5) as reply:
                 if reply.status == 200:
                     return
-        except (urllib.error.URLError, OSError):
+        except (urllib.error.URLError, http.client.HTTPException, OSError):
             pass
         time.sleep(POLL_S)
     raise ServerError(f"server not ready after {seconds:g} s; log: {last_lines(log)}")
@@ -200,9 +210,10 @@ def main(words: list[str]) -> int:
         model = find_model(setting.model)
         with serve(setting, str(model.path)) as server:
             print(f"{server.url}  (model {model.path}, log {server.log})", flush=True)
-            while Path(f"/proc/{server.pid}").exists():
-                time.sleep(1)
-        return 1
+            # A dead child keeps its place in /proc until it is collected.
+            while alive(server.pid):
+                time.sleep(POLL_S)
+            raise ServerError(f"server ended; log: {last_lines(server.log)}")
     except SettingError as error:
         print(f"nondet: {error}", file=sys.stderr)
         return 2

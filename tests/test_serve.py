@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from processes import LONG_S, gone, wait_for
 
 from nondet import serve
 from nondet.backends.limits import descendants
@@ -24,6 +28,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 DYING = "import sys; print('loading'); print('CUDA out of memory'); sys.exit(3)"
+# Answers one question, whether it is ready, and dies.
+SHORT = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *args): pass
+with http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler) as server:
+    server.handle_request()
+sys.exit("out of luck")
+"""
 SILENT = "import time; print('still loading', flush=True); time.sleep(600)"
 
 
@@ -43,14 +58,6 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(serve, "command_line", command)
 
     return use
-
-
-def gone(pids: list[int]) -> bool:
-    for _ in range(100):
-        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_vllm_command_line() -> None:
@@ -96,7 +103,7 @@ def test_only_engines_have_servers() -> None:
 
 def test_a_server_is_waited_for_and_nothing_of_it_stays(program: Any) -> None:
     program(SERVER)
-    with serve.serve(setting("vllm"), "folder", start_timeout_s=30) as server:
+    with serve.serve(setting("vllm"), "folder", start_timeout_s=LONG_S) as server:
         assert server.url.startswith("http://127.0.0.1:")
         assert server.url.endswith("/v1")
         pids = [server.pid, *descendants(server.pid)]
@@ -109,7 +116,7 @@ def test_nothing_stays_after_an_error_inside(program: Any) -> None:
     pids: list[int] = []
 
     def work() -> None:
-        with serve.serve(setting("vllm"), "m", start_timeout_s=30) as server:
+        with serve.serve(setting("vllm"), "m", start_timeout_s=LONG_S) as server:
             pids.extend([server.pid, *descendants(server.pid)])
             raise KeyError("ours")
 
@@ -123,20 +130,58 @@ def test_a_server_that_dies_gives_the_end_of_its_log(program: Any) -> None:
     program(DYING)
     with (
         pytest.raises(serve.ServerError, match=r"ended with 3; log: loading \| CUDA out"),
-        serve.serve(setting("vllm"), "folder", start_timeout_s=30),
+        serve.serve(setting("vllm"), "folder", start_timeout_s=LONG_S),
     ):
         pass
 
 
-def test_a_server_that_hangs_is_given_up(program: Any) -> None:
+def test_a_server_that_hangs_is_given_up(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     program(SILENT)
-    before = set(descendants())
+    pids: list[int] = []
+    real = serve.start
+
+    def started(command: list[str], environment: Any, log: Path) -> subprocess.Popen[bytes]:
+        process = real(command, environment, log)
+        pids.append(process.pid)
+        # The second that it is given begins when it has said what is looked for.
+        wait_for(lambda: "still loading" in log.read_text())
+        return process
+
+    monkeypatch.setattr(serve, "start", started)
     with (
         pytest.raises(serve.ServerError, match="not ready after 1 s; log: still loading"),
         serve.serve(setting("vllm"), "folder", start_timeout_s=1),
     ):
         pass
-    assert gone([pid for pid in descendants() if pid not in before])
+    assert len(pids) == 1
+    assert gone(pids)
+
+
+def test_the_command_ends_when_its_server_dies(
+    program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program(SHORT)
+    monkeypatch.setattr("nondet.models.find_model", lambda asked: SimpleNamespace(path="m"))
+    watched = threading.Thread(target=lambda: codes.append(serve.main(["backend=vllm"])))
+    codes: list[int] = []
+    watched.daemon = True
+    watched.start()
+    watched.join(LONG_S)
+    assert codes == [1]
+    assert "server ended; log: out of luck" in capsys.readouterr().err
+
+
+def test_ports_are_none_that_the_system_deals_out() -> None:
+    ports = {serve.free_port() for _ in range(20)}
+    assert len(ports) > 1
+    assert all(1024 <= port < 32768 for port in ports)
+
+
+def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", serve.free_port())) as server:
+        taken = server.getsockname()[1]
+        monkeypatch.setattr(serve, "PORTS", (taken, taken + 4))
+        assert taken not in {serve.free_port() for _ in range(100)}
 
 
 def test_a_program_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
