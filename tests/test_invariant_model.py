@@ -122,7 +122,7 @@ def test_off_inside_on_is_the_models_own_attention() -> None:
                 assert equal(generate(model, rows, 4), wanted)
             with invariant_kernels(model):
                 assert equal(generate(model, rows, 4), inside)
-            assert model.config._attn_implementation == "nondet_invariant"
+            assert model.config._attn_implementation == "sdpa"
         assert model.config._attn_implementation == attention
 
 

@@ -25,7 +25,7 @@ from .coverage import Coverage, Watch
 from .cpu_packed import described
 from .modules import modules_switched
 from .switch import Table, active_groups, check_ops, groups_in_force
-from .transformers_attention import model_switched
+from .transformers_attention import model_switched, uncovered
 
 
 class invariant:
@@ -113,6 +113,7 @@ def observed() -> dict[str, Any]:
     found: dict[str, Any] = {
         "kernels": "invariant" if groups else "default",
         "invariant_operations": groups,
+        "uncovered": sorted(uncovered) if "attention" in groups else [],
     }
     if "matmul" in groups:
         found["cpu_products"] = described()

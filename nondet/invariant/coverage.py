@@ -103,7 +103,7 @@ class Watch(BaseOperations):  # type: ignore[no-untyped-call]
             for name in named
         }
         self.seen: dict[str, Seen] = {}
-        uncovered.clear()
+        self.before = uncovered.copy()
 
     def base(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Count one operation and keep a few inputs of those that have to be proven."""
@@ -132,7 +132,8 @@ class Watch(BaseOperations):  # type: ignore[no-untyped-call]
         """Judge what was seen; operations that are neither covered nor exact are probed."""
         entries = [_judge(seen) for seen in self.seen.values()]
         entries += [
-            Entry(reason, 1, "hole", "ran the model's own function") for reason in uncovered
+            Entry(reason, calls, "hole", "ran the model's own function")
+            for reason, calls in (uncovered - self.before).items()
         ]
         order = {verdict: place for place, verdict in enumerate(reversed(VERDICTS))}
         return Coverage(tuple(sorted(entries, key=lambda e: (order[e.verdict], e.operation))))

@@ -1,14 +1,18 @@
 """Attention of transformers models, through its AttentionInterface.
 
-One name is registered there once. A model that is switched carries this name for as long as a
-context is open; the function behind it looks at the switch at every call, so a thread or a nested
-context that is off still gets the attention that the model came with.
+A model that is switched is told for as long as a context is open that it runs sdpa, and behind that
+name stands a function that looks at the switch at every call. So a thread or a nested context that
+is off still gets the attention that the model came with, and so does any model that is not
+switched. The name is not one of our own: models ask for it, and prepare other masks for a name that
+they do not know. A model that computes attention by itself keeps its name and its masks; there the
+switch is one of products and softmax.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,22 +24,30 @@ from .cpu_attention import attention_rows
 from .op import attend
 from .switch import active
 
-NAME = "nondet_invariant"
+NAME = "sdpa"
+# Arguments of attention functions that the kernels do not have.
+UNCOVERED = ("softcap", "s_aux", "sinks")
 
 _lock = threading.RLock()
 # id(config) -> [open contexts, name the model came with]; a config is no dictionary key itself.
 _switched: dict[int, list[Any]] = {}
-# What ran torch's own attention although the switch was on, with the reason.
-uncovered: set[str] = set()
+# transformers' own functions behind NAME.
+_own_functions: dict[str, Callable[..., Any]] = {}
+# What ran another attention although the switch was on, with the reason; since the outermost
+# context was opened.
+uncovered: Counter[str] = Counter()
 
 
 @contextmanager
 def model_switched(model: torch.nn.Module | None) -> Iterator[None]:
     """Give every config inside ``model`` the invariant attention; put the old names back after."""
-    configs = [] if model is None else _configs(model)
+    configs, others = ([], set()) if model is None else _configs(model)
     if configs:
         _register()
     with _lock:
+        if not _switched:
+            uncovered.clear()
+        uncovered.update(f"attention by {kind} itself" for kind in others)
         for config in configs:
             entry = _switched.setdefault(id(config), [0, config._attn_implementation])
             entry[0] += 1
@@ -53,53 +65,80 @@ def model_switched(model: torch.nn.Module | None) -> Iterator[None]:
                     del _switched[id(config)]
 
 
-def _configs(model: torch.nn.Module) -> list[Any]:
-    """Configs that choose an attention, the outer before the inner ones."""
+def _configs(model: torch.nn.Module) -> tuple[list[Any], set[str]]:
+    """Configs that choose an attention, the outer before the inner ones, and models without one.
+
+    A model's file that does not know the interface computes attention in its own way.
+    """
     found: dict[int, Any] = {}
+    chosen: set[int] = set()
+    others: dict[int, str] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "_attn_implementation"):
-            found.setdefault(id(config), config)
-    return list(found.values())
+        if config is None or not hasattr(config, "_attn_implementation"):
+            continue
+        found.setdefault(id(config), config)
+        others.setdefault(id(config), type(module).__name__)
+        if hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS"):
+            chosen.add(id(config))
+    configs = [config for number, config in found.items() if number in chosen]
+    return configs, {kind for number, kind in others.items() if number not in chosen}
 
 
 def _register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    AttentionInterface.register(NAME, invariant_attention)
-    AttentionMaskInterface.register(NAME, full_mask)
+    with _lock:
+        if ALL_ATTENTION_FUNCTIONS[NAME] is not switched_attention:
+            _own_functions["attention"] = ALL_ATTENTION_FUNCTIONS[NAME]
+            AttentionInterface.register(NAME, switched_attention)
+        if ALL_MASK_ATTENTION_FUNCTIONS[NAME] is not switched_mask:
+            _own_functions["mask"] = ALL_MASK_ATTENTION_FUNCTIONS[NAME]
+            AttentionMaskInterface.register(NAME, switched_mask)
 
 
-def full_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+def switched_mask(*args: Any, **kwargs: Any) -> Tensor | None:
     """The whole (B, 1, T, S) bool mask, or what the model's own attention asks for."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-    if active("attention"):
+    config = kwargs.get("config")
+    if id(config) in _switched and active("attention"):
         kwargs["allow_is_causal_skip"] = False
         kwargs["allow_is_bidirectional_skip"] = False
-        mask: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **kwargs)
+    elif (own := _own_name(config)) != NAME:
+        return ALL_MASK_ATTENTION_FUNCTIONS[own](*args, **kwargs)  # type: ignore[no-any-return]
+    mask: Tensor | None = _own_functions["mask"](*args, **kwargs)
+    return mask
+
+
+def switched_attention(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
+                       attention_mask: Tensor | None = None, **kwargs: Any) -> Any:  # fmt: skip
+    """The attention function behind NAME: invariant, or the one that the model came with."""
+    if id(getattr(module, "config", None)) in _switched and active("attention"):
+        reason = next((word for word in UNCOVERED if kwargs.get(word) is not None), "")
+        reason = "dropout" if not reason and kwargs.get("dropout") else reason
+        if not reason:
+            return invariant_attention(module, query, key, value, attention_mask, **kwargs)
+        uncovered[f"attention with {reason}"] += 1
+        attention_mask = _own_mask(module, attention_mask, query.dtype)
+    return _own(module)(module, query, key, value, attention_mask, **kwargs)
+
+
+def _own_mask(module: torch.nn.Module, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """What ``switched_mask`` made, as the model's own function wants it: additive for eager."""
+    if mask is None or mask.dtype != torch.bool or _own_name(module.config) != "eager":
         return mask
-    own = _own_name(kwargs.get("config"))
-    return ALL_MASK_ATTENTION_FUNCTIONS[own](*args, **kwargs)  # type: ignore[no-any-return]
+    zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return zeros.masked_fill(~mask, torch.finfo(dtype).min)
 
 
 def invariant_attention(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
-                        attention_mask: Tensor | None, dropout: float = 0.0,
-                        scaling: float | None = None, is_causal: bool | None = None,
-                        position_bias: Tensor | None = None,
+                        attention_mask: Tensor | None, scaling: float | None = None,
+                        is_causal: bool | None = None, position_bias: Tensor | None = None,
                         **kwargs: Any) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The attention function of the interface; returns ((B, T, H, D), None)."""
-    if not active("attention"):
-        return _own(module)(module, query, key, value, attention_mask, dropout=dropout,
-                            scaling=scaling, is_causal=is_causal, position_bias=position_bias,
-                            **kwargs)  # fmt: skip
-    for name in ("softcap", "s_aux"):
-        if kwargs.get(name) is not None:
-            return _fall_back(name, module, query, key, value, attention_mask, dropout, scaling,
-                              **kwargs)  # fmt: skip
-    if dropout > 0:
-        return _fall_back("dropout", module, query, key, value, attention_mask, dropout, scaling,
-                          **kwargs)  # fmt: skip
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     causal = is_causal and attention_mask is None and query.shape[2] > 1
@@ -139,30 +178,16 @@ def _with_bias(mask: Tensor | None, bias: Tensor, causal: bool, query: Tensor,
     return torch.where(mask, bias, -torch.inf)
 
 
-def _fall_back(reason: str, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
-               mask: Tensor | None, dropout: float, scaling: float | None,
-               **kwargs: Any) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The model's own function, on record as a hole; eager masks are additive."""
-    uncovered.add(f"attention with {reason}")
-    if mask is not None and mask.dtype == torch.bool and _own_name(module.config) == "eager":
-        low = torch.finfo(query.dtype).min
-        mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(
-            ~mask, low
-        )
-    return _own(module)(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
-
-
 def _own_name(config: Any) -> str:
     entry = _switched.get(id(config))
-    name = entry[1] if entry is not None else None
-    return "sdpa" if name in (None, NAME) else str(name)
+    return NAME if entry is None or entry[1] is None else str(entry[1])
 
 
 def _own(module: torch.nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """The function the model would have called without the switch."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    name = _own_name(module.config)
+    name = _own_name(getattr(module, "config", None))
     if name == "eager":
         return sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[no-any-return]
-    return ALL_ATTENTION_FUNCTIONS[name]  # type: ignore[no-any-return]
+    return _own_functions["attention"] if name == NAME else ALL_ATTENTION_FUNCTIONS[name]
