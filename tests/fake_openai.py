@@ -12,11 +12,13 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from processes import LONG_S, wait_for
 
 FAULTS = (
     "429",
@@ -46,13 +48,18 @@ END = 0
 
 @dataclass
 class Fake:
-    """State of the server. ``style``: "ids" (vLLM-like), "bytes" (strict OpenAI) or "text"."""
+    """State of the server. ``style``: "ids" (vLLM-like), "bytes" (strict OpenAI) or "text".
+
+    ``ready`` is asked with the body of every request but the probe until it is true; only then it
+    is answered. ``silent``: such requests get no answer before the client hangs up.
+    """
 
     style: str = "ids"
     plan: Mapping[int, str] = field(default_factory=dict)
     delay_s: float = 0.0
     slowest_first: bool = False
-    always: str | None = None
+    ready: Callable[[Mapping[str, Any]], bool] = lambda body: True
+    silent: bool = False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -194,7 +201,7 @@ def handler_for(fake: Fake) -> type[BaseHTTPRequestHandler]:
                     fake.open_now -= 1
 
         def answer(self, body: dict[str, Any], number: int) -> None:
-            fault = None if is_probe(body) else (fake.always or fake.plan.get(number))
+            fault = None if is_probe(body) else fake.plan.get(number)
             if fake.style != "ids" and "return_token_ids" in body:
                 self.reply(400, {"error": {"message": "Unrecognized request argument"}})
                 return
@@ -202,15 +209,15 @@ def handler_for(fake: Fake) -> type[BaseHTTPRequestHandler]:
                 self.reply(400, {"error": {"message": "logprobs are not available"}})
                 return
             if not is_probe(body):
+                wait_for(lambda: fake.ready(body))
                 time.sleep(fake.delay_s * (4 - number % 4 if fake.slowest_first else 1))
-            if fault in ("429", "500"):
+            if fault == "timeout" or (fake.silent and not is_probe(body)):
+                self.say_nothing()
+            elif fault in ("429", "500"):
                 self.reply(int(fault), {"error": {"message": "later"}}, {"Retry-After": "0"})
             elif fault == "401":
                 shown = self.headers.get("Authorization", "")
                 self.reply(401, {"error": {"message": f"Incorrect API key provided: {shown}"}})
-            elif fault == "timeout":
-                time.sleep(1.5)
-                self.reply(200, build(fake, body, number, None))
             elif fault == "cut":
                 self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{")
                 self.wfile.flush()
@@ -224,6 +231,11 @@ def handler_for(fake: Fake) -> type[BaseHTTPRequestHandler]:
                 self.send(200, b"[1, 2]")
             else:
                 self.reply(200, build(fake, body, number, fault))
+
+        def say_nothing(self) -> None:
+            self.connection.settimeout(LONG_S)
+            assert self.connection.recv(1) == b"", "the client goes on without an answer"
+            self.close_connection = True
 
         def reply(
             self, status: int, value: Mapping[str, Any], headers: Mapping[str, str] | None = None

@@ -12,6 +12,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from processes import wait_for
 
 from experiments import together
 from nondet.plan import Plan, plan_run
@@ -80,6 +81,7 @@ def test_every_run_sees_its_own_gpus_and_the_seat_is_shared_by_so_many(
     # Without a GPU: what a worker would be told, and how many share a seat at a time.
     lock, now, most = threading.Lock(), Counter[str](), Counter[str]()
     order: list[int] = []
+    shared = {1: 3, 2: 1}
 
     def seen(plan: Plan, store: Path, display: object, label: str, extra: dict[str, str]) -> str:
         seat = extra["CUDA_VISIBLE_DEVICES"]
@@ -87,6 +89,8 @@ def test_every_run_sees_its_own_gpus_and_the_seat_is_shared_by_so_many(
             now[seat] += 1
             most[seat] = max(most[seat], now[seat])
             order.append(plan.setting.gpus)
+        # As long as it takes to be as many as may be, and a moment to be more.
+        wait_for(lambda: most[seat] >= shared[plan.setting.gpus])
         time.sleep(0.05)
         with lock:
             now[seat] -= 1
@@ -106,6 +110,6 @@ def test_every_run_sees_its_own_gpus_and_the_seat_is_shared_by_so_many(
         "threads": 1,
     }
     chosen = [setting_from({**base, "gpus": g, "seed": n}) for n in range(8) for g in (2, 1)]
-    together.run_all({tmp_path: chosen}, "test", {1: 3, 2: 1})
+    together.run_all({tmp_path: chosen}, "test", shared)
     assert most == {"0": 3, "1": 3, "0,1": 1}
     assert order == sorted(order)

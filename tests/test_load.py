@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
 import pytest
+from processes import LONG_S, wait_for
 
 from nondet.backends.load import BackgroundLoad, Filler, LoadPlan, fillers
 
 PLAN = LoadPlan(rate=500.0, words=6, tokens=3, in_flight=2, seed=1)
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < end, "did not happen in 30 s"
-        time.sleep(0.002)
+def end(load: BackgroundLoad) -> dict[str, int]:
+    """Stop when no filler is open: one that waits for its thread would be left out of the sum."""
+    load._stopped.set()
+    load._thread.join()
+    wait_for(lambda: not load._open["filler"])
+    return load.stop()
 
 
 class Held:
@@ -33,7 +33,7 @@ class Held:
         with self.lock:
             self.open += 1
             self.most = max(self.most, self.open)
-        assert self.go.wait(30)
+        assert self.go.wait(LONG_S)
         with self.lock:
             self.open -= 1
 
@@ -52,12 +52,12 @@ def test_a_server_that_cannot_carry_the_rate_gets_fewer() -> None:
     held = Held()
     load = BackgroundLoad(held, PLAN)
     load.start()
-    wait_until(lambda: load.counts()["left_out"] >= 5)
+    wait_for(lambda: load.counts()["left_out"] >= 5 and held.most == 2)
     before = load.counts()
     assert (before["sent"], before["answered"], held.most) == (2, 0, 2)
     held.go.set()
-    wait_until(lambda: load.counts()["sent"] > 2)
-    after = load.stop()
+    wait_for(lambda: load.counts()["sent"] > 2)
+    after = end(load)
     assert held.most <= 2
     assert after["sent"] == after["answered"]
     assert after["failed"] == after["overlapping"] == after["measured_beside"] == 0
@@ -69,13 +69,13 @@ def test_what_overlapped_is_counted_on_both_sides(filler_first: bool) -> None:
     load = BackgroundLoad(held, replace(PLAN, in_flight=1))
     if filler_first:
         load.start()
-        wait_until(lambda: held.open == 1)
+        wait_for(lambda: held.open == 1)
     with load.measured():
         if not filler_first:
             load.start()
-            wait_until(lambda: held.open == 1)
-    # Stopping before the filler is let go leaves it the only one.
-    threading.Timer(0.05, held.go.set).start()
+            wait_for(lambda: held.open == 1)
+    # Let go when nothing more is sent, the filler is the only one.
+    threading.Thread(target=lambda: (load._thread.join(), held.go.set())).start()
     counts = load.stop()
     assert (counts["sent"], counts["answered"]) == (1, 1)
     assert (counts["overlapping"], counts["measured_beside"]) == (1, 1)
@@ -86,7 +86,7 @@ def test_a_measured_request_alone_counts_as_alone() -> None:
     with load.measured():
         pass
     load.start()
-    wait_until(lambda: load.counts()["answered"] >= 3)
+    wait_for(lambda: load.counts()["answered"] >= 3)
     counts = load.stop()
     assert counts["overlapping"] == counts["measured_beside"] == 0
 
@@ -98,7 +98,7 @@ def test_a_filler_that_fails_is_counted_and_is_no_load() -> None:
     load = BackgroundLoad(refuse, PLAN)
     with load.measured():
         load.start()
-        wait_until(lambda: load.counts()["failed"] >= 3)
-    counts = load.stop()
+        wait_for(lambda: load.counts()["failed"] >= 3)
+    counts = end(load)
     assert (counts["answered"], counts["overlapping"]) == (0, 0)
     assert counts["failed"] == counts["sent"]
