@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from test_invariant_families import FAMILIES, made
+from test_invariant_families import logits as padded_logits
 from test_layercast import build, logits, rms
 from torch import Tensor
 
@@ -92,6 +94,19 @@ def test_norms_also_widen_attention() -> None:
         assert set(kinds) == {HALF}
     finally:
         llama.eager_attention_forward = own
+
+
+@pytest.mark.parametrize(("kind", "attention", "sizes", "_"), FAMILIES)
+def test_wide_norms_change_rounding_and_not_the_model(
+    kind: str, attention: str, sizes: dict[str, Any], _: list[str]
+) -> None:
+    model = made(kind, attention, sizes).to(HALF)
+    before = padded_logits(model)
+    change = Level(model, "norms")
+    assert ("attention" in change.changed) == (kind in ("deepseek_v32", "gemma2"))
+    assert float((padded_logits(model) - before).abs().max()) < 0.3
+    change.undo()
+    assert torch.equal(padded_logits(model), before)
 
 
 def test_norms_and_tables_are_told_by_what_they_own() -> None:

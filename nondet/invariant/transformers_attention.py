@@ -41,7 +41,7 @@ uncovered: Counter[str] = Counter()
 @contextmanager
 def model_switched(model: torch.nn.Module | None) -> Iterator[None]:
     """Give every config inside ``model`` the invariant attention; put the old names back after."""
-    configs, others = ([], set()) if model is None else _configs(model)
+    configs, others = ([], set()) if model is None else attention_configs(model)
     if configs:
         _register()
     with _lock:
@@ -65,7 +65,7 @@ def model_switched(model: torch.nn.Module | None) -> Iterator[None]:
                     del _switched[id(config)]
 
 
-def _configs(model: torch.nn.Module) -> tuple[list[Any], set[str]]:
+def attention_configs(model: torch.nn.Module) -> tuple[list[Any], set[str]]:
     """Configs that choose an attention, the outer before the inner ones, and models without one.
 
     A model's file that does not know the interface computes attention in its own way.

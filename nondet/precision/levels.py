@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from nondet.invariant.transformers_attention import attention_configs
+
 from .layercast import Forward, replace_forward, wide_parameters
 from .products import choose_product, product
-
-ATTENTION = "nondet_fp32"
 
 
 class Level:
@@ -95,33 +95,33 @@ class Level:
         return tree_map(narrow, result)
 
     def _attention(self) -> None:
-        """Attention that is given 16-bit queries, keys and values, and rounds its result."""
-        from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+        """Attention that is given 16-bit queries, keys and values, and rounds its result.
 
-        own = self.model.config._attn_implementation
+        It stands behind the name that the model came with: models ask for that name. A model that
+        computes attention by itself keeps it as it is.
+        """
+        from transformers import AttentionInterface
+
+        configs, _ = attention_configs(self.model)
+        if not configs:
+            return
+        own, wide = configs[0]._attn_implementation, {id(config): config for config in configs}
+        functions = AttentionInterface._global_mapping
+        inner = functions.get(own)  # none for eager: every model's file has its own
 
         def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
                    attention_mask: Tensor | None, **kwargs: Any) -> Any:  # fmt: skip
-            if own == "eager":
-                function = sys.modules[type(module).__module__].eager_attention_forward
-            else:
-                function = ALL_ATTENTION_FUNCTIONS[own]
+            function = inner or sys.modules[type(module).__module__].eager_attention_forward
+            if id(getattr(module, "config", None)) not in wide:
+                return function(module, query, key, value, attention_mask, **kwargs)
             q, k, v = query.float(), key.float(), value.float()
             if attention_mask is not None and attention_mask.is_floating_point():
                 attention_mask = attention_mask.float()
             out, weights = function(module, q, k, v, attention_mask, **kwargs)
             return out.to(query.dtype), weights
 
-        name = f"{ATTENTION}_{own}"
-        AttentionInterface.register(name, attend)
-        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[own])
-        configs = {id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")}
-        for config in configs.values():
-            if getattr(config, "_attn_implementation", None) == own:
-                config._attn_implementation = name
-                self._undo.append(lambda c=config: setattr(c, "_attn_implementation", own))  # type: ignore[misc]
+        functions[own] = attend
+        self._undo.append(lambda: functions.update({own: inner}) if inner else functions.pop(own))
         self.changed.append("attention")
 
 
