@@ -23,6 +23,7 @@ if not support.INTERPRETED:
 from nondet.invariant import cuda  # noqa: E402
 from nondet.invariant.bits import same_bits  # noqa: E402
 from nondet.invariant.cpu_attention import attention as on_cpu  # noqa: E402
+from nondet.precision.switches import set_switches  # noqa: E402
 
 KERNELS = cuda._kernels()
 A, B, BIAS = torch.randn(5, 20), torch.randn(20, 9), torch.randn(9)
@@ -104,6 +105,11 @@ def test_bounds_of_decoder_masks(queries: int, keys: int, end: int) -> None:
     assert start.tolist() == [0, 2, 4]
     assert stop.tolist() == [end] * 3
     assert cuda._bounds(mask, 3, queries, keys) is found  # once a forward pass
+    mask[0, :, :, 0] = False  # a mask that is written to is another one
+    changed = cuda._bounds(mask, 3, queries, keys)
+    assert changed is not None
+    assert changed[0].tolist() == [1, 2, 4]
+    mask[0, :, :, 0] = True
     low = torch.finfo(torch.float32).min
     additive = torch.zeros(mask.shape).masked_fill(~mask, low)
     again = cuda._bounds(additive, 3, queries, keys)
@@ -144,6 +150,16 @@ def test_attention_agrees_with_the_cpu(kind: str) -> None:
         assert not bool(ours[1, :, :2].any())
         alone = cuda.attention(q[1:], k[1:], v[1:], mask[1:], 0.25, False)
         assert same_bits(alone, ours[1:])
+
+
+def test_tf32_is_what_a_run_asked_for() -> None:
+    try:
+        for asked in (True, False):
+            set_switches(tf32=asked, reduced_precision=True, threads=None)
+            assert cuda.tf32() is asked
+            assert MATMUL["mm"](A, B).shape == (5, 9)
+    finally:
+        set_switches(tf32=False, reduced_precision=True, threads=None)
 
 
 def test_missing_triton_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,28 +36,30 @@ def _kernels() -> Any:
     return type("Kernels", (), names)
 
 
-def _tf32() -> bool:
-    # What torch.backends.cuda.matmul.allow_tf32 reads, without a property's detour.
-    return bool(torch._C._get_cublas_allow_tf32())
+def tf32() -> bool:
+    """Whether products of FP32 may use TF32 now."""
+    # What torch.backends.cuda.matmul.fp32_precision reads, without a property's detour; the older
+    # allow_tf32 raises once that one has been set.
+    return bool(torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32")
 
 
 def _matmul_group(kernels: Any) -> dict[str, Callable[..., Any]]:
     matmul, bmm = kernels.matmul.matmul, kernels.matmul.bmm
 
     def mm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
-        return matmul(a, b, out=out, allow_tf32=_tf32())  # type: ignore[no-any-return]
+        return matmul(a, b, out=out, allow_tf32=tf32())  # type: ignore[no-any-return]
 
     def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1,
               out: Tensor | None = None) -> Tensor:  # fmt: skip
-        result: Tensor = matmul(a, b, bias, float(alpha), float(beta), allow_tf32=_tf32())
+        result: Tensor = matmul(a, b, bias, float(alpha), float(beta), allow_tf32=tf32())
         return result if out is None else into(out, result)  # out may be the bias
 
     def batched(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
-        return bmm(a, b, out=out, allow_tf32=_tf32())  # type: ignore[no-any-return]
+        return bmm(a, b, out=out, allow_tf32=tf32())  # type: ignore[no-any-return]
 
     def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1,
                 out: Tensor | None = None) -> Tensor:  # fmt: skip
-        result: Tensor = bmm(a, b, bias, float(alpha), float(beta), allow_tf32=_tf32())
+        result: Tensor = bmm(a, b, bias, float(alpha), float(beta), allow_tf32=tf32())
         return result if out is None else into(out, result)
 
     return {"mm": mm, "mm.out": mm, "addmm": addmm, "addmm.out": addmm, "bmm": batched,
@@ -163,14 +165,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
     """
     kernel = _kernels().attention.attention
     if mask is None:
-        whole: Tensor = kernel(q, k, v, causal=causal, scale=scale, allow_tf32=_tf32())
+        whole: Tensor = kernel(q, k, v, causal=causal, scale=scale, allow_tf32=tf32())
         return whole
     found = _bounds(mask, q.shape[0], q.shape[2], k.shape[2])
     if found is None or v.shape[-1] != q.shape[-1]:
         return _general(q, k, v, mask, scale)
     start, end, plain = found
     out: Tensor = kernel(
-        q, k, v, causal=True, scale=scale, key_start=start, key_end=end, allow_tf32=_tf32()
+        q, k, v, causal=True, scale=scale, key_start=start, key_end=end, allow_tf32=tf32()
     )
     if plain is None:
         return out
@@ -179,7 +181,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
 
 
 Bounds = tuple[Tensor, Tensor, Tensor | None]
-_known: list[tuple[weakref.ref[Tensor], tuple[int, int, int], Bounds | None]] = []
+_known: list[tuple[weakref.ref[Tensor], tuple[int, ...], Bounds | None]] = []
 
 
 def _bounds(mask: Tensor, batch: int, queries: int, keys: int) -> Bounds | None:
@@ -189,9 +191,10 @@ def _bounds(mask: Tensor, batch: int, queries: int, keys: int) -> Bounds | None:
     Found once a forward pass. Inside a CUDA graph's capture the kind cannot be read back and plain
     masks are taken for granted: run once before, as every capture does to warm up.
     """
-    shape = (batch, queries, keys)
-    if _known and _known[0][0]() is mask and _known[0][1] == shape:
-        return _known[0][2]
+    name = (batch, queries, keys, -1 if mask.is_inference() else mask._version)
+    known = _known[0] if _known else None  # one look: another thread may put its own there
+    if known is not None and known[0]() is mask and known[1] == name:
+        return known[2]
     whole = mask[(None,) * (4 - mask.dim())][:, 0].expand(batch, queries, keys)
     seen = whole if mask.dtype == torch.bool else whole > torch.finfo(mask.dtype).min / 2
     last = seen[:, -1]
@@ -208,7 +211,7 @@ def _bounds(mask: Tensor, batch: int, queries: int, keys: int) -> Bounds | None:
             found = None
         elif not bool(plain.all()):
             found = (start, end, plain)
-    _known[:] = [(weakref.ref(mask), shape, found)]
+    _known[:] = [(weakref.ref(mask), name, found)]
     return found
 
 
@@ -216,7 +219,7 @@ def _general(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Ten
     kernels = _kernels()
     shared = q.shape[1] // k.shape[1]
     keys, values = (x.repeat_interleave(shared, 1).flatten(0, 1) for x in (k, v))
-    scores = kernels.matmul.bmm(q.flatten(0, 1), keys.transpose(1, 2), allow_tf32=_tf32())
+    scores = kernels.matmul.bmm(q.flatten(0, 1), keys.transpose(1, 2), allow_tf32=tf32())
     scores = scores.view(*q.shape[:3], -1).float() * scale
     added = mask
     if mask.dtype == torch.bool:
@@ -225,5 +228,5 @@ def _general(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Ten
     blind = (scores == -torch.inf).all(-1, keepdim=True)
     weights = kernels.softmax.softmax(scores.masked_fill(blind, 0.0), -1)
     weights = weights.masked_fill(blind, 0.0).to(q.dtype)
-    out = kernels.matmul.bmm(weights.flatten(0, 1), values, allow_tf32=_tf32())
+    out = kernels.matmul.bmm(weights.flatten(0, 1), values, allow_tf32=tf32())
     return out.view(*q.shape[:3], -1)  # type: ignore[no-any-return]

@@ -78,6 +78,8 @@ def _make(module: Module, groups: frozenset[str],
 def _linear(module: Linear) -> Callable[[Tensor], Tensor]:
     from nondet_kernels.matmul import linear
 
+    from .cuda import tf32
+
     own, parameters = type(module).forward, module._parameters
 
     def forward(x: Tensor) -> Tensor:
@@ -93,7 +95,7 @@ def _linear(module: Linear) -> Callable[[Tensor], Tensor]:
         assert weight is not None
         if x.dtype is not weight.dtype or not x.is_cuda:
             return own(module, x)
-        return linear(x, weight, parameters["bias"], torch._C._get_cublas_allow_tf32())
+        return linear(x, weight, parameters["bias"], tf32())
 
     return forward
 

@@ -72,12 +72,14 @@ def leaves_by_triton(x: Tensor, weight: Tensor, leaves: int) -> Tensor:
     from nondet_kernels.matmul_plan import generic
     from nondet_kernels.support import processors
 
+    from nondet.invariant.cuda import tf32
+
     (rows, k), n = x.shape, weight.shape[0]
     return bmm(
         x.reshape(rows, leaves, k // leaves).transpose(0, 1),
         weight.view(n, leaves, k // leaves).permute(1, 2, 0),
         out=x.new_empty(leaves, rows, n, dtype=torch.float32),
-        allow_tf32=torch.backends.cuda.matmul.allow_tf32,
+        allow_tf32=tf32(),
         # A single leaf would get a tuned plan, whose tiles do not fit with results in FP32.
         how=generic(rows, n, 8 * x.element_size(), 1, processors(x.device)),
     )
@@ -103,13 +105,14 @@ def columns_by_triton(x: Tensor, weight: Tensor, bias: Tensor | None, whole: int
     from nondet_kernels.matmul import bmm, linear
     from nondet_kernels.matmul_plan import slices
 
+    from nondet.invariant.cuda import tf32
+
     n, k = weight.shape
-    tf32 = torch.backends.cuda.matmul.allow_tf32
     count = slices(whole, k)
     if slices(n, k) == count:
-        return linear(x, weight, bias, allow_tf32=tf32)
+        return linear(x, weight, bias, allow_tf32=tf32())
     added = None if bias is None else bias.expand(1, x.shape[0], n)
-    return bmm(x[None], weight.t()[None], added, count=count, allow_tf32=tf32)[0]
+    return bmm(x[None], weight.t()[None], added, count=count, allow_tf32=tf32())[0]
 
 
 def _settled(weight: Tensor) -> Tensor:

@@ -25,7 +25,8 @@ def set_switches(
     backends: Any = torch.backends  # its modules are classes at run time, unknown to a checker
     for part in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
         part.fp32_precision = mode
-    backends.mkldnn.matmul.fp32_precision = mode
+    for part in (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn):
+        part.fp32_precision = mode
     backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduced_precision
     backends.cuda.matmul.allow_fp16_reduced_precision_reduction = reduced_precision
     backends.cuda.matmul.allow_fp16_accumulation = False
