@@ -12,6 +12,7 @@ and the recording of log-probabilities do between two steps.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gc
 import json
@@ -128,8 +129,9 @@ def step_ms(long: dict[str, Any], short: dict[str, Any]) -> float:
     return round(seconds / steps * 1e3, 4)
 
 
-def measure(model: str, variant: dict[str, Any], tokens: int, repeats: int) -> list[dict[str, Any]]:
-    """All batch sizes of one variant in one backend."""
+@contextlib.contextmanager
+def opened(model: str, variant: dict[str, Any]) -> Iterator[HFBackend]:
+    """The backend of a variant, started, and ended whatever happens."""
     options: dict[str, Any] = {"name": "hf", "product": variant["product"]}
     if variant["graph"]:
         options |= {"cache": "static", "cuda_graph": True}
@@ -138,17 +140,25 @@ def measure(model: str, variant: dict[str, Any], tokens: int, repeats: int) -> l
     )
     HFBackend.check(setting)
     backend = HFBackend(setting, model)
-    device_mb()
-    began = time.perf_counter()
     backend.start()
-    load = {"load_s": round(time.perf_counter() - began, 2), "load_peak_mb": device_mb()}
     # An id that no prompt and hardly an answer holds, so that every wave has its full length.
     backend.stop_ids = (backend.model.config.vocab_size - 1,)
-    clock = Clock()
-    if backend.graphs is not None:
-        backend.graphs.capture = clock
-    rows = []
     try:
+        yield backend
+    finally:
+        backend.close()
+
+
+def measure(model: str, variant: dict[str, Any], tokens: int, repeats: int) -> list[dict[str, Any]]:
+    """All batch sizes of one variant in one backend."""
+    device_mb()
+    began = time.perf_counter()
+    rows = []
+    with opened(model, variant) as backend:
+        load = {"load_s": round(time.perf_counter() - began, 2), "load_peak_mb": device_mb()}
+        clock = Clock()
+        if backend.graphs is not None:
+            backend.graphs.capture = clock
         for batch in BATCHES:
             wave(backend, batch, 4)
             short = wave(backend, batch, max(tokens // 4, 4))
@@ -158,8 +168,6 @@ def measure(model: str, variant: dict[str, Any], tokens: int, repeats: int) -> l
                 row["forward_ms"] = clock.read_ms()
                 row["step_ms"] = step_ms(row, short)
                 rows.append({**row, **load, "repeat": repeat})
-    finally:
-        backend.close()
     return rows
 
 
