@@ -158,7 +158,7 @@ def _nothing(study: Study, seed: int | None) -> Analysis:
     if lost:
         reasons.append(f"{lost} of {asked} runs are missing.")
     summary = run_tables.summary_table(study, None, None)
-    notes = [*study.notes, *_absent(study)]
+    notes = [*study.notes, *study.absent()]
     return Analysis(study.name, seed, None, study.factors, INCONCLUSIVE, reasons, notes, summary)
 
 
@@ -219,18 +219,12 @@ def _notes(study: Study, loaded: Loaded, scanned: Scan, limit: int) -> list[str]
             "Responses were sampled: Avg_Std@top1_prob is of the emitted tokens, which need not be "
             "the most likely ones, and a gap at a fork need not be that of the two that parted."
         )
-    notes += _absent(study)
+    notes += study.absent()
     notes += [
         f"{run_tables.run_labels(study)[run.id]}: {run.status}, {run.record.get('reason')}."
         for run in study.failed
     ]
     return notes
-
-
-def _absent(study: Study) -> list[str]:
-    many = study.missing
-    words = "run that was asked for has" if many == 1 else "runs that were asked for have"
-    return [f"{many} {words} no folder."] if many else []
 
 
 def _said(run: Run) -> str:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nondet.compare import absent, compare, parser, write_outputs
+from nondet.compare import compare, parser, write_outputs
 from nondet.metrics.gate import USAGE, Gate, Matched, decide, rows_differing, undecided
 from nondet.metrics.run_tables import run_labels
 from nondet.metrics.sides import compare_stored
@@ -30,7 +30,7 @@ def check_study(
     missing = [
         f"{labels[run.id]} did not complete: {run.record.get('reason')}." for run in study.failed
     ]
-    missing += absent(study)
+    missing += study.absent()
     runs = study.complete
     if len(runs) < 2:
         missing.append(f"{len(runs)} complete runs: there is nothing to compare.")

@@ -42,7 +42,7 @@ def compare(
     pairs, lone_a, lone_b = match(a, b)
     missing = [f"{run.id} did not complete: {run.record.get('reason')}." for run in a.failed]
     missing += [f"{run.id} did not complete: {run.record.get('reason')}." for run in b.failed]
-    missing += [*absent(a, "A"), *absent(b, "B")]
+    missing += [*a.absent("A"), *b.absent("B")]
     if not pairs and not missing:
         raise StudyError(f"{a.name} and {b.name}: no run of one has the factors of the other's")
     for side, lone in (("A", lone_a), ("B", lone_b)):
@@ -59,12 +59,6 @@ def compare(
     controls = [*_repeats(a, "A", level), *_repeats(b, "B", level)]
     code, reasons = decide(matched, controls, items, missing, level=level, rate=rate, allow=allow)
     return Gate(code, reasons, level, rate, items, matched, lone_a, lone_b, allow)
-
-
-def absent(study: Study, side: str = "") -> list[str]:
-    """A sentence on runs that were asked for and have no folder."""
-    where = f" of {side}" if side else ""
-    return [f"{study.missing} runs asked for{where} have no folder."] if study.missing else []
 
 
 def match(a: Study, b: Study) -> tuple[list[tuple[Run, Run]], list[str], list[str]]:

@@ -88,6 +88,14 @@ class Study:
         """A short name of a run's setting, as in figures: ``bf16, batch_size 4``."""
         return join_factors(dict(self.setting_key(run))) or "the one setting"
 
+    def absent(self, side: str = "") -> list[str]:
+        """A sentence on runs that were asked for and have no folder; none where all have one."""
+        words = (
+            "run that was asked for has" if self.missing == 1 else "runs that were asked for have"
+        )
+        where = f" in {side}" if side else ""
+        return [f"{self.missing} {words} no folder{where}."] if self.missing else []
+
 
 def join_factors(factors: Mapping[str, Any]) -> str:
     """Factor values as words; a name goes before each value that is not a word itself.

@@ -88,7 +88,7 @@ def test_runs_that_were_never_started_are_missing(tmp_path: Path, capsys) -> Non
     assert "2 runs that were asked for have no folder." in found.notes
     assert check.main([str(tmp_path)]) == UNDECIDED
     assert compare.main([str(tmp_path), str(tmp_path)]) == UNDECIDED
-    assert "2 runs asked for of B have no folder." in capsys.readouterr().out
+    assert "2 runs that were asked for have no folder in B." in capsys.readouterr().out
     write_json(tmp_path / "study.json", {"name": "s", "runs": [*ids, "lost"]})
     assert analyse(load_study([tmp_path])).reasons[0] == "1 of 3 runs are missing."
     write_json(tmp_path / "study.json", {"name": "s", "planned": 2})
