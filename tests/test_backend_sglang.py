@@ -21,6 +21,8 @@ from nondet.backends.candidates import RAW_LOGPROBS
 from nondet.backends.sglang import SGLangBackend
 from nondet.settings import Setting, SettingError, setting_from
 
+# Tokens of the fake model's longest sequence.
+CONTEXT = 64
 REQUESTS = [Request(f"i{n}", tuple(range(3, 8 + n)), seed=50 + n) for n in range(4)]
 
 
@@ -67,6 +69,10 @@ class Engine:
     def generate(self, **call: Any) -> list[dict[str, Any]]:
         self.calls.append(call)
         limits = [parameters["max_new_tokens"] for parameters in call["sampling_params"]]
+        for ids, limit in zip(call["input_ids"], limits, strict=True):
+            # As the tokenizer manager and, for the last tokens, the scheduler check it.
+            if len(ids) + limit > CONTEXT or len(ids) >= CONTEXT - 6:
+                raise ValueError("Requested token count exceeds the model's maximum context length")
         return [
             self.one(ids, limit, call["top_logprobs_num"])
             for ids, limit in zip(call["input_ids"], limits, strict=True)
@@ -92,7 +98,9 @@ class Engine:
 
     def get_server_info(self) -> dict[str, Any]:
         state = {**vars(self.args), "effective_max_running_requests_per_dp": 4}
-        return {**vars(self.args), "internal_states": [state], "version": "0.5.15.post1"}
+        sizes = {"max_total_num_tokens": 4096, "max_req_input_len": CONTEXT - 6}
+        told = {"internal_states": [state], "version": "0.5.15.post1"}
+        return {**vars(self.args), **sizes, **told}
 
     def shutdown(self) -> None:
         self.stopped = True
@@ -168,6 +176,32 @@ def test_observed_is_what_the_scheduler_says_not_what_was_asked() -> None:
     assert observed["prefix_caching"] is False
     assert observed["max_num_seqs"] == 4
     backend.close()
+
+
+@pytest.mark.usefixtures("fake")
+def test_what_exceeds_the_length_is_an_error_of_its_own_response() -> None:
+    backend = SGLangBackend(setting(max_new_tokens=20), "folder")
+    backend.start()
+    lengths = (57, 5, 58, 43)
+    wave = [Request(f"i{n}", tuple(range(length))) for n, length in enumerate(lengths)]
+    found = backend.generate(wave)
+    assert [r.item_id for r in found] == ["i0", "i1", "i2", "i3"]
+    assert [r.finish_reason for r in found] == ["error", "length", "error", "error"]
+    assert [len(r.tokens) for r in found] == [5, 20, 0, 19]
+    assert found[0].note == "cut by the engine after 5 of 20 tokens"
+    assert found[2].note == "prompt of 58 tokens: this engine takes fewer than 58"
+    for response in found:
+        assert response.top_logprobs.shape == (len(response.tokens), 3)
+    assert backend.generate(wave[2:3])[0].finish_reason == "error"
+    observed = backend.observed()
+    assert (observed["max_length"], observed["cache_tokens"]) == (62, 4096)
+    backend.close()
+
+
+def test_argument_names_of_a_dataclass_and_of_a_struct() -> None:
+    assert "cuda_graph_bs_decode" in sglang.field_names(ServerArgs)
+    struct = type("ServerArgs", (), {"__struct_fields__": ("model_path", "dtype")})
+    assert sglang.field_names(struct) == {"model_path", "dtype"}
 
 
 def test_graph_arguments_by_version() -> None:

@@ -89,6 +89,7 @@ def test_the_mode_is_a_variable_set_before_the_process() -> None:
         ({}, {"dtype": "fp64"}, "dtype"),
         ({}, {"attention": "eager"}, "attention"),
         ({}, {"padding": "fixed"}, "padding"),
+        ({}, {"kernels": "invariant", "tf32": True}, "tf32"),
     ],
 )
 def test_a_mistake_names_its_key(
@@ -131,6 +132,25 @@ def test_a_response_cut_by_vllms_own_limit_does_not_pass_for_a_whole_one(
         (response,) = backend.generate([Request("a", (1,))])
         assert response.finish_reason == reason
     assert response.note == "cut by the engine after 2 of 3 tokens"
+
+
+def test_a_prompt_that_is_too_long_does_not_cost_its_wave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+
+    def generate(asked: list[Any], params: list[Any], use_tqdm: bool) -> list[Any]:
+        if any(len(one["prompt_token_ids"]) >= 8 for one in asked):
+            raise ValueError("The decoder prompt is longer than the maximum model length of 8.")
+        output = completion([5, 9], [5, 5, 9, 9], [-1, -1, -3, -3], 2)
+        return [SimpleNamespace(outputs=[output]) for _ in zip(asked, params, strict=True)]
+
+    backend = VLLMBackend(setting(max_new_tokens=2, top_k=1), "folder")
+    backend.llm, backend.longest = SimpleNamespace(generate=generate), 8
+    wave = [Request("a", (1,) * 7), Request("b", (1,) * 8), Request("c", (1,))]
+    found = backend.generate(wave)
+    assert [(r.item_id, r.finish_reason) for r in found] == [
+        ("a", "length"), ("b", "error"), ("c", "length")]  # fmt: skip
+    assert found[1].note == "prompt of 8 tokens: this engine takes fewer than 8"
+    assert backend.generate(wave[1:2])[0].top_ids.shape == (0, 1)
 
 
 def test_an_emitted_token_that_is_not_listed_first_is_refused() -> None:

@@ -8,15 +8,18 @@ is SGLang's own behaviour and part of what is measured.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from nondet.backends.base import Request, Response
-from nondet.backends.candidates import RAW_LOGPROBS, candidate_table
+from nondet.backends.candidates import candidate_table
 from nondet.backends.engine import DTYPES, SHARED, EngineBackend, cut_short
+from nondet.backends.length import answer_short
 from nondet.backends.options import Option, read_options, refuse
+from nondet.backends.sglang_observed import longest_prompt, longest_sequence, observed
 from nondet.backends.vllm import check_engine
 from nondet.settings import Setting, SettingError
 
@@ -37,21 +40,6 @@ TABLE: dict[str, Option] = {
     "cache_tokens": Option(int, None, 1, help="max_total_tokens: keys and values of so many"),
     "overlap_schedule": Option(bool, False, help="schedule the next step before this one ends"),
 }
-READ_BACK = (
-    "dtype",
-    "kv_cache_dtype",
-    "max_running_requests",
-    "chunked_prefill_size",
-    "sampling_backend",
-    "tp_size",
-    "random_seed",
-    "page_size",
-    "disable_overlap_schedule",
-    "disable_custom_all_reduce",
-    "enable_torch_compile",
-    "quantization",
-)
-
 # Arguments that every version has (ServerArgs); those of CUDA graphs are looked up.
 ARGUMENTS = (
     "model_path",
@@ -78,6 +66,9 @@ class SGLangBackend(EngineBackend):
 
     name: ClassVar[str] = "sglang"
     table: ClassVar[Mapping[str, Option]] = TABLE
+    # Known after the start: a prompt has fewer tokens; a prompt with its response at most these.
+    longest: int | None = None
+    room: int | None = None
 
     @classmethod
     def check(cls, setting: Setting) -> None:
@@ -117,16 +108,21 @@ class SGLangBackend(EngineBackend):
         import sglang
         from sglang.srt.server_args import ServerArgs
 
-        known = {field.name for field in dataclasses.fields(ServerArgs)}
+        known = field_names(ServerArgs)
         arguments = engine_arguments(self.setting, self.model_path, self.options, known)
-        self.version = sglang.__version__
         self.engine = sglang.Engine(**arguments)
+        info = self.engine.get_server_info()
+        self.longest, self.room = longest_prompt(info), longest_sequence(info)
 
     def _answer(self, batch: Sequence[Request]) -> list[Response]:
+        below = math.inf if self.longest is None else self.longest
+        return answer_short(batch, below, self.setting.top_k, self._ask)
+
+    def _ask(self, batch: Sequence[Request]) -> list[Response]:
         setting = self.setting
         outputs = self.engine.generate(
             input_ids=[list(request.prompt_tokens) for request in batch],
-            sampling_params=[sampling(setting, request) for request in batch],
+            sampling_params=[sampling(setting, request, self.room) for request in batch],
             return_logprob=True,
             logprob_start_len=-1,
             top_logprobs_num=setting.top_k,
@@ -148,10 +144,23 @@ class SGLangBackend(EngineBackend):
             engine.shutdown()
 
 
-def sampling(setting: Setting, request: Request) -> dict[str, Any]:
-    """SGLang's sampling parameters of one request."""
+def field_names(record: type) -> set[str]:
+    """Names of the fields of ServerArgs: a dataclass in 0.5.15, a msgspec.Struct in 0.5.23."""
+    names = getattr(record, "__struct_fields__", None)
+    return set(names or (field.name for field in dataclasses.fields(record)))
+
+
+def sampling(setting: Setting, request: Request, room: int | None = None) -> dict[str, Any]:
+    """SGLang's sampling parameters of one request.
+
+    room: most tokens of a sequence. SGLang fails the whole wave for a request that asks for more;
+    asked for what fits, it cuts this one response, which ``cut_short`` then finds.
+    """
+    limit = setting.max_new_tokens
+    if room is not None:
+        limit = min(limit, room - len(request.prompt_tokens))
     parameters: dict[str, Any] = {
-        "max_new_tokens": setting.max_new_tokens,
+        "max_new_tokens": limit,
         "temperature": setting.temperature,
         "top_p": setting.top_p,
         "skip_special_tokens": True,
@@ -233,33 +242,3 @@ def response_from(item_id: str, output: Mapping[str, Any], top_k: int) -> Respon
     reason = kind if kind in ("stop", "length") else "error"
     note = "" if reason != "error" else f"finish_reason {meta.get('finish_reason')}"
     return Response(item_id, tokens, logprobs, top_ids, top_logprobs, reason, output["text"], note)
-
-
-def observed(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings in force, from ``get_server_info`` (JSON values).
-
-    internal_states come from the scheduler processes, which run the kernels; the rest is the
-    resolved configuration of this process. The list of replaced operations stays there.
-    """
-    states = [dict(state) for state in info.get("internal_states") or []]
-    inner = states[0] if states else {}
-    found = {key: _plain(inner.get(key, info.get(key))) for key in READ_BACK}
-    invariant = bool(states) and all(s.get("enable_deterministic_inference") for s in states)
-    return {
-        "engine": f"sglang {info.get('version')}",
-        "logprobs_mode": RAW_LOGPROBS,
-        "kernels": "invariant" if invariant else "default",
-        "invariant_operations": "not reported by SGLang" if invariant else "none",
-        "attention_backend": _plain(inner.get("attention_backend", info.get("attention_backend"))),
-        "prefix_caching": not inner.get("disable_radix_cache", info.get("disable_radix_cache")),
-        "cuda_graph": "none" if inner.get("disable_cuda_graph") else "full",
-        "max_num_seqs": inner.get(
-            "effective_max_running_requests_per_dp", info.get("max_running_requests")
-        ),
-        "read_from": "scheduler" if states else "engine arguments",
-        **found,
-    }
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool | type(None)) else str(value)

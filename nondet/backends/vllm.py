@@ -8,6 +8,7 @@ wave and max_num_seqs.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ import numpy as np
 from nondet.backends.base import Request, Response
 from nondet.backends.candidates import sorted_candidates
 from nondet.backends.engine import DTYPES, SHARED, EngineBackend, cut_short
+from nondet.backends.length import answer_short
 from nondet.backends.options import Option, read_options, refuse
 from nondet.settings import Setting, SettingError
 
@@ -44,6 +46,8 @@ class VLLMBackend(EngineBackend):
 
     name: ClassVar[str] = "vllm"
     table: ClassVar[Mapping[str, Option]] = TABLE
+    # A prompt has fewer tokens; known after the start.
+    longest: float = math.inf
 
     @classmethod
     def check(cls, setting: Setting) -> None:
@@ -62,6 +66,8 @@ class VLLMBackend(EngineBackend):
         if not 0 < options["memory_fraction"] <= 1:
             valid = "above 0 and at most 1"
             raise SettingError("backend.memory_fraction", options["memory_fraction"], valid)
+        if setting.kernels == "invariant":
+            refuse(setting, tf32=(False, "its invariant mode leaves no TF32"))
 
     @classmethod
     def packages(cls) -> tuple[str, ...]:
@@ -78,6 +84,9 @@ class VLLMBackend(EngineBackend):
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_KVCACHE_SPACE": str(options["cache_gib"] or 2),
             "VLLM_BATCH_INVARIANT": "1" if setting.kernels == "invariant" else "0",
+            # A worker overwrites with it what torch was told before.
+            "VLLM_FLOAT32_MATMUL_PRECISION": "high" if setting.tf32 else "highest",
+            "NONDET_REDUCED_PRECISION": "1" if setting.reduced_precision else "0",
             "HF_HUB_OFFLINE": "1",
         }
         if setting.dtype == "layercast":
@@ -88,10 +97,11 @@ class VLLMBackend(EngineBackend):
         return variables
 
     def _start(self) -> None:
-        import torch
         from vllm import LLM
         from vllm.engine.arg_utils import EngineArgs
         from vllm.platforms import current_platform
+
+        from nondet.backends import vllm_worker
 
         setting = self.setting
         where = "cpu" if current_platform.is_cpu() else "cuda"
@@ -99,9 +109,7 @@ class VLLMBackend(EngineBackend):
             raise SettingError("device", setting.device, f"{where}: this vLLM is built for it")
         if where == "cpu" and setting.kernels == "invariant":
             raise SettingError("kernels", "invariant", "default on a CPU: vLLM has no mode there")
-        torch.backends.cuda.matmul.allow_tf32 = setting.tf32
-        reduced = setting.reduced_precision
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduced
+        vllm_worker.apply()
         arguments = engine_arguments(setting, self.model_path, self.options)
         known = {field.name for field in dataclasses.fields(EngineArgs)}
         for key in arguments:
@@ -113,8 +121,12 @@ class VLLMBackend(EngineBackend):
             check_processes(setting.gpus)
             register()
         self.llm = LLM(**arguments)
+        self.longest = int(self.llm.llm_engine.vllm_config.model_config.max_model_len)
 
     def _answer(self, batch: Sequence[Request]) -> list[Response]:
+        return answer_short(batch, self.longest, self.setting.top_k, self._ask)
+
+    def _ask(self, batch: Sequence[Request]) -> list[Response]:
         from vllm import SamplingParams
 
         setting = self.setting
@@ -204,6 +216,7 @@ def engine_arguments(
         "logprobs_mode": "raw_logprobs",
         "max_logprobs": setting.top_k,
         "disable_log_stats": True,
+        "worker_extension_cls": "nondet.backends.vllm_worker.Switches",
     }
     optional = {
         "attention_backend": options["attention_backend"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -27,8 +27,21 @@ def observed(llm: Any) -> dict[str, Any]:
         **from_config(config),
         "attention_backend": workers[0]["attention_backend"],
         "kernels": "invariant" if all(w["invariant"] for w in workers) else "default",
+        **switches(workers),
         "workers": workers,
     }
+
+
+def switches(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The numeric switches that all processes have in force; "differs" where they do not agree."""
+    found = {
+        "tf32": {worker["fp32_precision"] == "tf32" for worker in workers},
+        "reduced_precision": {
+            "True" in worker["bf16_reduced_precision"] + worker["fp16_reduced_precision"]
+            for worker in workers
+        },
+    }
+    return {key: seen.pop() if len(seen) == 1 else "differs" for key, seen in found.items()}
 
 
 def from_config(config: Any) -> dict[str, Any]:
@@ -59,9 +72,13 @@ def from_config(config: Any) -> dict[str, Any]:
 
 def worker_state(worker: Any) -> dict[str, Any]:
     """Runs in each process that computes: attention classes, invariant mode, replaced kernels."""
+    import torch
+
     layers = worker.model_runner.vllm_config.compilation_config.static_forward_context
+    fp16 = torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
     return {
         **in_force(),
+        "fp16_reduced_precision": str(fp16),
         "rank": int(getattr(worker, "rank", 0)),
         "attention_backend": ", ".join(sorted(attention_names(layers))),
         "invariant": invariant_mode(),
