@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nondet.backends.recorder import Recorder, sample
+from nondet.backends.recorder import Recorder, halves_added, sample
 
 
 def one_step(logits: torch.Tensor, k: int = 5) -> tuple[Recorder, torch.Tensor]:
@@ -48,6 +48,41 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     together, _ = one_step(logits)
     for a, b in zip(alone.record(), together.record(), strict=True):
         assert a[0].tobytes() == b[1].tobytes()
+
+
+def test_the_recorder_adds_no_difference_of_its_own_between_batches() -> None:
+    """torch deals a lone row of this length to its threads, and adds in another order."""
+    logits = torch.randn(16, 49_152, generator=torch.Generator().manual_seed(3)) * 4
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        together = one_step(logits)[0].record()
+        for row in range(len(logits)):
+            alone = one_step(logits[row : row + 1].clone())[0].record()
+            for a, b in zip(alone, together, strict=True):
+                assert a[0].tobytes() == b[row].tobytes()
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 300, 49_152])
+def test_halves_add_up_and_rows_stay_apart(width: int) -> None:
+    x = torch.rand(5, width, generator=torch.Generator().manual_seed(4))
+    found = halves_added(x)
+    assert found.shape == (5, 1)
+    torch.testing.assert_close(found, x.double().sum(-1, True).float(), rtol=1e-6, atol=0)
+    assert halves_added(x[3:4])[0].item() == found[3].item()
+    x[1] = torch.nan
+    assert halves_added(x).isnan()[:, 0].tolist() == [False, True, False, False, False]
+
+
+def test_ties_of_more_than_are_looked_at_go_to_the_lowest_ids() -> None:
+    logits = torch.randn(3, 50_000, generator=torch.Generator().manual_seed(5)).clamp(max=2.0)
+    logits[:, 17] = 3.0  # hundreds of others are 2.0
+    record = one_step(logits)[0].record()
+    for row in range(3):
+        first = (logits[row] == 2.0).nonzero()[:4, 0].tolist()
+        assert record.top_ids[row, 0].tolist() == [17, *first]
 
 
 def test_minus_infinity_stays_minus_infinity() -> None:

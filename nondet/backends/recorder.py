@@ -54,7 +54,7 @@ class Recorder:
         ids = ids.gather(-1, by_value)[:, : self.top_k]
         # log_softmax of the few that are kept: (x - max) - log(sum(exp(x - max))).
         peak = values[:, :1]
-        norm = (logits - peak).exp().sum(dim=-1, keepdim=True).log()
+        norm = row_sums((logits - peak).exp()).log()
         picked = (logits.gather(-1, chosen[:, None]) - peak) - norm
         top = (values[:, : self.top_k] - peak) - norm
         missing = (0, self.top_k - ids.shape[-1])  # of a vocabulary smaller than K
@@ -89,6 +89,29 @@ class Recorder:
             torch.stack(column, dim=1).cpu().numpy() for column in zip(*self.steps, strict=True)
         )
         return Record(tokens, logprobs, ids, top)
+
+
+def row_sums(x: torch.Tensor) -> torch.Tensor:
+    """(B, V) -> (B, 1), every row added in an order that B has no part in.
+
+    What is recorded must not differ between batches where the logits do not.
+    """
+    if not x.is_cuda:
+        # A lone row of 32,768 elements or more would be dealt to all threads; one of two is not.
+        return x.expand(max(len(x), 2), -1).sum(dim=-1, keepdim=True)[: len(x)]
+    return halves_added(x)
+
+
+def halves_added(x: torch.Tensor) -> torch.Tensor:
+    """``row_sums`` by sums of single elements: on a GPU the number of rows decides how torch cuts
+    a sum."""
+    import torch
+
+    while x.shape[-1] > 1:
+        x = torch.nn.functional.pad(x, (0, x.shape[-1] % 2))
+        front, back = x.chunk(2, dim=-1)
+        x = front + back
+    return x
 
 
 def sample(logits: NDArray[np.float64], temperature: float, top_p: float, draw: float) -> int:
