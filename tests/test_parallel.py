@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from processes import LONG_S, gone, wait_for
 from tiny_llama import make_tiny_llama
 
 from nondet.backends.base import Request, Response
@@ -27,7 +26,7 @@ from nondet.environment import links_in
 from nondet.execute import execute
 from nondet.parallel import tree
 from nondet.parallel.check import check_cut, check_heads, check_ranks
-from nondet.parallel.group import WAIT_S, Group
+from nondet.parallel.group import Group
 from nondet.parallel.shard import shard
 from nondet.plan import plan_run
 from nondet.progress import Lines
@@ -195,16 +194,6 @@ def ranks_below(root: int) -> list[int]:
     return found
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 120.0) -> Any:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = what()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"nothing after {seconds} s")
-
-
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_run_with_its_reason(
     sharp: Path, prompts: Path, tmp_path: Path
@@ -213,14 +202,14 @@ def test_a_killed_rank_ends_the_run_with_its_reason(
         "model": {"name": "local", "path": str(sharp)},
         "task": {"name": "jsonl", "path": str(prompts)},
         "gpus": 2, "kernels": "tp_invariant", "device": "cpu", "threads": 1,
-        "max_new_tokens": 200, "timeout_s": 240.0,
+        "batch_size": 1, "max_new_tokens": 200, "timeout_s": 900.0,
     }  # fmt: skip
     plan = plan_run(setting_from(values))
     folder, seen = tmp_path / plan.run_id, []
 
     def kill() -> None:
         seen.extend(wait_for(lambda: ranks_below(os.getpid())))
-        # The first wave is on disk: both ranks are in the middle of the second.
+        # The first wave of eight is on disk: both ranks are in the middle of a later one.
         wait_for(lambda: list(folder.rglob("*.parquet")))
         seen.extend(pid for pid in descendants(os.getpid()) if pid not in seen)
         os.kill(seen[0], signal.SIGKILL)
@@ -232,7 +221,7 @@ def test_a_killed_rank_ends_the_run_with_its_reason(
     assert status == "failed"
     assert "rank 1 of 2 was killed by SIGKILL" in read_run(folder).record["reason"]
     assert len(seen) >= 2  # the rank and the worker
-    assert not any(psutil.pid_exists(pid) for pid in seen)
+    assert gone(seen)
 
 
 @pytest.mark.slow
@@ -248,6 +237,8 @@ def test_a_rank_that_fails_says_why(
         "    s.shard = shard\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    # This process is rank 0 and would be ended if it took longer to notice.
+    monkeypatch.setattr("nondet.parallel.team.GRACE_S", LONG_S)
     before = set(descendants())
     with pytest.raises(RuntimeError, match="rank 1 of 2 failed: MemoryError: no room on this rank"):
         answer(sharp, 2, "default")
@@ -337,26 +328,25 @@ def test_a_mistake_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
 
 DEAF = """
 import subprocess, sys
-from nondet.parallel import team
+from nondet.parallel import group, team
 from nondet.settings import setting_from
 
 def start(job):
     command = [sys.executable, "-c", "import sys; sys.exit(3)"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-team._start, team.GRACE_S = start, 0.5
+# Whoever waits for the rank, waits for longer than this test.
+team._start, team.GRACE_S, team.WAIT_S, group.WAIT_S = start, 0.5, 3600.0, 3600.0
 team.Team(setting_from({"gpus": 2}), "nowhere", "cpu")  # waits for a rank that never comes
 """
 
 
 def test_rank_0_does_not_wait_for_the_dead() -> None:
-    began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", DEAF], capture_output=True, text=True, check=False, timeout=250
+        [sys.executable, "-c", DEAF], capture_output=True, text=True, check=False, timeout=600
     )
-    assert done.returncode == TIMED_OUT
+    assert done.returncode == TIMED_OUT, done.stderr
     assert done.stderr.strip().splitlines()[-1] == "rank 1 of 2 ended with 3"
-    assert time.monotonic() - began < WAIT_S
 
 
 TOPOLOGY = (
