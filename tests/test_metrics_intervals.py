@@ -41,6 +41,15 @@ def test_nothing_is_nan_and_not_zero() -> None:
     assert math.isnan(one.low)
 
 
+@pytest.mark.parametrize("value", [0.0, 0.1])
+def test_equal_items_are_no_certainty_about_others(value: float) -> None:
+    """The bootstrap of equal values has no width: that is no interval of any level."""
+    found = mean_over_items(np.full(30, value), np.random.default_rng(0))
+    assert (found.value, found.n) == (value, 30)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+
+
 def test_power_sentences() -> None:
     assert needed(0.1) == 29
     assert largest_unseen(29) <= 0.1 < largest_unseen(28)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.yuan2025 import ordering, pack
+from experiments.yuan2025 import claims, ordering, pack
 from experiments.yuan2025.matrix import Scale, load_scale
 from experiments.yuan2025.numbers import workloads
 from experiments.yuan2025.page import all_tables, write_report
@@ -134,20 +134,20 @@ def test_the_ordering_is_read_from_the_runs(tmp_path: Path) -> None:
     straight = found({"bf16": 1.0, "fp16": 0.0, "fp32": 0.0, "layercast": 0.0})
     turned = found({"bf16": 0.0, "fp16": 0.0, "fp32": 1.0, "layercast": 0.0})
     claim = "bf16 parts more than fp32"
-    for table, says in ((straight, ordering.HOLDS), (turned, ordering.REVERSED)):
+    for table, says in ((straight, claims.HOLDS), (turned, claims.REVERSED)):
         rows = table[table["claim"] == claim]
         assert len(rows) == 2
         assert (rows["says"] == says).all()
         assert (rows["low"] <= rows["difference"]).all()
         assert (rows["difference"] <= rows["high"]).all()
-    assert ordering.verdict(turned) == "DOES NOT HOLD"
+    assert claims.verdict(turned) == "DOES NOT HOLD"
     same = straight[straight["claim"] == "fp16 parts more than fp32"]
-    assert (same["says"] == ordering.SAME).all()
+    assert (same["says"] == claims.SAME).all()
     assert (same["high"] > 0).all()
-    words = ordering.sentences(straight)
+    words = claims.sentences(straight)
     # One GPU: what is not compared is said, and no verdict rests on the rest.
     assert words[-1].endswith("on a side: smaller batches vary more, more GPUs vary more.")
-    assert ordering.verdict(straight) == "NOT DECIDED"
+    assert claims.verdict(straight) == "NOT DECIDED"
     assert words[2].startswith("BF16 parts more than FP32: holds in 2 of 2 comparisons")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.yuan2025.matrix import Cell, Scale
 from experiments.yuan2025.results import from_studies, save_results
@@ -38,14 +39,31 @@ def plan_cells(scale: Scale, words: Sequence[str] = ()) -> dict[str, Plan | str]
     words: further overrides of every cell.
     """
     found: dict[str, Plan | str] = {}
+    bases: dict[tuple[str, ...], DictConfig] = {}
     with initialize_config_dir(str(data_folder("configs")), version_base="1.3"):
         for cell in scale.cells:
             try:
-                setting = setting_of(compose("config", [*words, *cell.words]))
-                found[cell.name] = plan_run(setting)
+                found[cell.name] = plan_run(setting_of(_composed(cell, words, bases)))
             except MISTAKES as error:
                 found[cell.name] = one_line(error)
     return found
+
+
+def _composed(
+    cell: Cell, words: Sequence[str], bases: dict[tuple[str, ...], DictConfig]
+) -> DictConfig:
+    """A cell's config. Composing takes longest when all runs are there, so what the cells of a
+    study share is composed once, and the swept values are put into a copy."""
+    groups = {path.name for path in data_folder("configs").iterdir() if path.is_dir()}
+    if groups & set(cell.values):
+        return compose("config", [*words, *cell.words])
+    shared = (f"+sweep={cell.sweep}", *cell.fixed)
+    if shared not in bases:
+        bases[shared] = compose("config", [*words, *shared])
+    config = bases[shared].copy()
+    for key, value in cell.axes:
+        OmegaConf.update(config, key, value)
+    return config
 
 
 def run_here(

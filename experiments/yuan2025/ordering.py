@@ -17,30 +17,25 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from experiments.yuan2025.claims import LIKE, MORE, SMALLER, says
 from experiments.yuan2025.numbers import SEED, Workload, value_of
 from experiments.yuan2025.results import Result
 from nondet.metrics.accuracy import mcnemar
-from nondet.metrics.divergence import div_index
-from nondet.metrics.intervals import (
-    Estimate,
-    by_item,
-    largest_unseen,
-    mean_over_items,
-    wilson,
-)
+from nondet.metrics.divergence import div_index, unique_outputs
+from nondet.metrics.intervals import by_item, largest_unseen, mean_over_items
 from nondet.metrics.load import scan
 from nondet.metrics.prefix import NEVER
 
-HOLDS, REVERSED, OPEN, SAME = "holds", "reversed", "not decided", "no difference seen"
-SMALLER, MORE = "smaller batches vary more", "more GPUs vary more"
-# What the paper claims; the verdict rests on these.
-CLAIMS = ("bf16 parts more than fp16", "fp16 parts more than fp32", SMALLER, MORE)
 DTYPE_PAIRS = (("bf16", "fp16"), ("fp16", "fp32"), ("bf16", "fp32"), ("fp32", "layercast"))
 COLUMNS = ["claim", "model", "task", "dtype", "more", "less", "metric", "settings", "items"]
 COLUMNS += ["more_value", "less_value", "difference", "low", "high", "p", "says"]
 Row = dict[str, Any]
 # What tells settings of one side apart.
-SETTING = ("dtype", "kernels", "hardware", "gpus", "batch_size", "attention_backend")
+SETTING = ("dtype", "kernels", "hardware", "gpus", "batch_size", "backend", "attention_backend")
+# Ours is on transformers alone, so LayerCast may stand beside FP32 of another engine.
+ENGINE = ("backend", "attention_backend")
+# Arms of greedy decoding. Repeats, and arms that vary attention or kernels on purpose, are not.
+GREEDY = {"greedy", "layercast", "layercast_llama", "larger_model", "gpqa", "transformers"}
 
 
 def ordering(workloads: Iterable[Workload]) -> pd.DataFrame:
@@ -57,13 +52,25 @@ def ordering(workloads: Iterable[Workload]) -> pd.DataFrame:
 def _dtypes(workload: Workload) -> list[Row]:
     """BF16 above FP16 above FP32, and FP32 like LayerCast, in the share of items that part."""
     rows = []
-    for more, less in DTYPE_PAIRS:
-        a, b = _paired(workload, "dtype", more, less, lambda r: _default(r) and _greedy(r))
-        claim = f"{more} parts more than {less}"
-        if less == "layercast":
-            claim = "layercast is like fp32"
-        if len(a) > 1:
-            rows.append(_divergence(workload, claim, more, less, a, b))
+    for engine in (engines := _engines(workload)):
+        for more, less in DTYPE_PAIRS:
+
+            def keep(result: Result, engine: object = engine, less: str = less) -> bool:
+                there = _default(result) and _greedy(result)
+                own = value_of(result, "backend") == engine
+                return there and (own or value_of(result, "dtype") == less == "layercast")
+
+            like = less == "layercast"
+            a, b = _paired(workload, "dtype", more, less, keep, ENGINE if like else ())
+            if len(a) > 1:
+                other = value_of(workload.results[b[0]], "backend")
+                names = [more, less]
+                if like and other != engine:
+                    names = [f"{more} ({engine})", f"{less} ({other})"]
+                elif len(engines) > 1:
+                    names = [f"{name} ({engine})" for name in names]
+                claim = LIKE if like else f"{more} parts more than {less}"
+                rows.append(_divergence(workload, claim, *names, a, b))
     return rows
 
 
@@ -86,19 +93,29 @@ def _kernels(workload: Workload) -> list[Row]:
 def _levels(workload: Workload, factor: str, claim: str, *, falling: bool) -> list[Row]:
     """Avg_Std@top1_prob at neighbouring levels of a factor, over the settings both have."""
     rows = []
+    engines = _engines(workload)
     for dtype in dict.fromkeys(str(value_of(r, "dtype")) for r in workload.results):
+        for engine in engines:
 
-        def keep(result: Result, dtype: str = dtype) -> bool:
-            return str(value_of(result, "dtype")) == dtype and _default(result) and _greedy(result)
+            def keep(result: Result, dtype: str = dtype, engine: object = engine) -> bool:
+                own = str(value_of(result, "dtype")) == dtype
+                own = own and value_of(result, "backend") == engine
+                return own and _default(result) and _greedy(result)
 
-        found = {value_of(r, factor) for r in workload.results if keep(r)}
-        levels = sorted((level for level in found if level is not None), reverse=not falling)
-        for more, less in _neighbours(levels):
-            a, b = _paired(workload, factor, more, less, keep)
-            if len(a) > 1:
-                names = (f"{factor} {more}", f"{factor} {less}")
-                rows.append({**_top1(workload, claim, *names, a, b), "dtype": dtype})
+            found = {value_of(r, factor) for r in workload.results if keep(r)}
+            levels = sorted((level for level in found if level is not None), reverse=not falling)
+            for more, less in _neighbours(levels):
+                a, b = _paired(workload, factor, more, less, keep)
+                if len(a) > 1:
+                    where = f" ({engine})" if len(engines) > 1 else ""
+                    names = (f"{factor} {more}{where}", f"{factor} {less}{where}")
+                    rows.append({**_top1(workload, claim, *names, a, b), "dtype": dtype})
     return rows
+
+
+def _engines(workload: Workload) -> list[Any]:
+    """The engines of the runs: a spread over settings never mixes two of them."""
+    return list(dict.fromkeys(value_of(result, "backend") for result in workload.results))
 
 
 def _neighbours(levels: Sequence[Any]) -> list[tuple[Any, Any]]:
@@ -107,7 +124,7 @@ def _neighbours(levels: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 
 def _greedy(result: Result) -> bool:
-    return "greedy" in result.cell.roles or "layercast" in result.cell.roles
+    return bool(GREEDY & set(result.cell.roles))
 
 
 def _default(result: Result) -> bool:
@@ -119,15 +136,21 @@ def _repeat(result: Result) -> bool:
 
 
 def _paired(
-    workload: Workload, factor: str, a: Any, b: Any, keep: Callable[[Result], bool]
+    workload: Workload,
+    factor: str,
+    a: Any,
+    b: Any,
+    keep: Callable[[Result], bool],
+    free: Sequence[str] = (),
 ) -> tuple[list[int], list[int]]:
-    """Runs of both levels of a factor whose other factors agree, in one order."""
+    """Runs of both levels of a factor whose other factors agree, but for the ``free`` ones."""
     sides: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    fixed = [name for name in SETTING if name != factor and name not in free]
     for place, result in enumerate(workload.results):
         level = value_of(result, factor)
         if keep(result) and level in (a, b):
-            others = [str(value_of(result, name)) for name in SETTING if name != factor]
-            sides[0 if level == a else 1].setdefault(" ".join(others), place)
+            others = " ".join(str(value_of(result, name)) for name in fixed)
+            sides[0 if level == a else 1].setdefault(others, place)
     common = [key for key in sides[0] if key in sides[1]]
     return [sides[0][key] for key in common], [sides[1][key] for key in common]
 
@@ -136,25 +159,34 @@ def _divergence(
     workload: Workload, claim: str, more: str, less: str, a: list[int], b: list[int]
 ) -> Row:
     forest, item_P = workload.loaded.forest, workload.loaded.item_P
-    parts = [div_index(forest, runs) != NEVER for runs in (a, b)]
-    row = _row(workload, claim, more, less, len(a), [part.astype(float) for part in parts], item_P)
-    only = [int((x & ~y).sum()) for x, y in (parts, parts[::-1])]
-    row |= {"metric": "div_percent", "p": mcnemar(*only)}
+    parts, known = [], np.ones(len(item_P), dtype=bool)
+    for runs in (a, b):
+        parts.append(div_index(forest, runs) != NEVER)
+        # Neither parted nor equal: an error or a cut, of which nobody knows what it would say.
+        known &= parts[-1] | (unique_outputs(forest, runs) == 1)
+    sides = [np.where(known, part, np.nan) for part in parts]
+    row = _row(workload, claim, more, less, len(a), sides, item_P)
+    only = [int((x & ~y & known).sum()) for x, y in (parts, parts[::-1])]
+    row |= {"metric": "div_percent", "p": mcnemar(*only) if row["items"] else None}
     row |= _exact_where_alike(row)
+    row["says"] = says(row["items"], row["low"], row["high"], row.pop("alike"))
     for name in ("more_value", "less_value", "difference", "low", "high"):
         row[name] *= 100
     return row
 
 
 def _exact_where_alike(row: Row) -> Row:
-    """An exact interval where every item says the same, so that resampling sees no spread."""
+    """An exact interval where every item says the same, so that resampling sees no spread.
+
+    At most a share ``reach`` of items may behave otherwise unseen: either way.
+    """
     items, difference = int(row["items"]), row["difference"]
-    if not items or row["low"] != row["high"]:
+    if not items or not np.isnan(row["low"]):
         return {}
+    reach = largest_unseen(items)
     if difference == 0:
-        reach = largest_unseen(items)
         return {"low": -reach, "high": reach}
-    bound = wilson(items, items).low
+    bound = 1 - 2 * reach
     return {"low": bound, "high": 1.0} if difference > 0 else {"low": -1.0, "high": -bound}
 
 
@@ -164,6 +196,7 @@ def _top1(workload: Workload, claim: str, more: str, less: str, a: list[int], b:
     sides = [found.top1[name].global_P for name in ("a", "b")]
     row = _row(workload, claim, more, less, len(a), sides, workload.loaded.item_P)
     row |= {"metric": "avg_std_top1_prob", "p": None}
+    row["says"] = says(row["items"], row["low"], row["high"], row.pop("alike"))
     for name in ("more_value", "less_value", "difference", "low", "high"):
         row[name] *= 1e4
     return row
@@ -196,67 +229,5 @@ def _row(
         "difference": found.value,
         "low": found.low,
         "high": found.high,
-        "says": says(found, bool(found.n) and bool(np.nanmax(np.abs(a - b)) == 0)),
+        "alike": bool(found.n) and bool(np.nanmax(np.abs(a - b)) == 0),
     }
-
-
-def says(difference: Estimate, nothing: bool) -> str:
-    """A verdict on ``more - less`` from its interval; ``nothing``: no item differs."""
-    if not difference.n or np.isnan(difference.low):
-        return OPEN
-    if nothing:
-        return SAME
-    if difference.low > 0:
-        return HOLDS
-    return REVERSED if difference.high < 0 else OPEN
-
-
-def sentences(table: pd.DataFrame) -> list[str]:
-    """The table in words, one sentence a claim."""
-    found = []
-    for claim, part in table.groupby("claim", sort=False):
-        counts = part["says"].value_counts()
-        named = [
-            f"{word} in {counts[word]}" for word in (HOLDS, REVERSED, OPEN, SAME) if word in counts
-        ]
-        words = f"{claim}: {', '.join(named)} of {len(part)} comparisons{_largest(part)}"
-        if claim == "layercast is like fp32":
-            bound = 100 * largest_unseen(int(part["items"].min()))
-            words = words.replace(HOLDS, "FP32 parts more").replace(
-                REVERSED, "layercast parts more"
-            )
-            words += f"; with so many items a share below {bound:.0f} % may go unseen"
-        for name in ("bf16", "fp16", "fp32"):
-            words = words.replace(name, name.upper())
-        found.append(words[0].upper() + words[1:] + ".")
-    left = [claim for claim in CLAIMS if claim not in set(table["claim"])]
-    if left:
-        named = ", ".join(left)
-        for name in ("bf16", "fp16", "fp32"):
-            named = named.replace(name, name.upper())
-        found.append(f"Not compared, since fewer than two settings finished on a side: {named}.")
-    return found
-
-
-def _largest(part: pd.DataFrame) -> str:
-    """The largest difference of a claim, with its interval; empty where none is known."""
-    known = part[part["difference"].notna()]
-    if known.empty:
-        return ""
-    row = known.iloc[int(known["difference"].abs().to_numpy().argmax())]
-    unit = "points" if row["metric"] == "div_percent" else "x 1e-4"
-    where = f"{row['task']}, {row['dtype']}" if row["dtype"] else str(row["task"])
-    return (
-        f"; the largest difference is {row['difference']:.3g} {unit} "
-        f"({row['low']:.3g} to {row['high']:.3g}, {row['items']} items of {where})"
-    )
-
-
-def verdict(table: pd.DataFrame) -> str:
-    """HOLDS where every claim was compared and held everywhere; DOES NOT HOLD where one is
-    reversed somewhere; else NOT DECIDED."""
-    claims = table[table["claim"].isin(CLAIMS)]
-    if (claims["says"] == REVERSED).any():
-        return "DOES NOT HOLD"
-    all_there = set(claims["claim"]) == set(CLAIMS)
-    return "HOLDS" if all_there and (claims["says"] == HOLDS).all() else "NOT DECIDED"

@@ -12,13 +12,13 @@ import pandas as pd
 from jinja2 import DictLoader, Environment, StrictUndefined
 
 import nondet
-from experiments.yuan2025 import departures, figures, ordering, published
+from experiments.yuan2025 import claims, departures, figures, ordering, published
 from experiments.yuan2025.matrix import Scale
 from experiments.yuan2025.numbers import SEED, Workload, value_of, workloads
 from experiments.yuan2025.results import Result, load_elsewhere, load_results
 from experiments.yuan2025.tables import Tables, specs
 from nondet.metrics.divergence import against
-from nondet.metrics.intervals import wilson
+from nondet.metrics.intervals import share_of_known
 from nondet.report import tables as files_of
 from nondet.report.context import hardware, software
 from nondet.report.page import Section, panel_entry, table_entry
@@ -98,8 +98,11 @@ def controls(read: Sequence[Workload]) -> pd.DataFrame:
             key = str(sorted((k, str(v)) for k, v in run.factors.items()))
             if run.repeat == 0 or key not in firsts:
                 continue
-            parted = against(workload.loaded.forest, firsts[key]).diverged[:, place]
-            share = wilson(int(parted.sum()), len(parted))
+            found = against(workload.loaded.forest, firsts[key])
+            parted = found.diverged[:, place]
+            # An error says nothing of what the repeat would have answered.
+            known = parted | found.identical[:, place]
+            share = share_of_known(parted, known, workload.loaded.item_P)
             rows.append(
                 {
                     "model": workload.model,
@@ -123,8 +126,9 @@ def _control_entries(table: pd.DataFrame) -> list[dict[str, str]]:
     for row in table.to_dict("records"):
         words = f"{row['task']}, {row['dtype']}, {row['kernels']}, gpus {row['gpus']}"
         words += f", batch size {row['batch_size']}: {row['parted']} of {row['items']} items part"
-        good = row["parted"] == 0
-        state, mark = ("good", "held") if good else ("bad", "failed")
+        state, mark = ("good", "held") if row["parted"] == 0 else ("bad", "failed")
+        if not row["items"]:
+            state, mark = "open", "open"
         entries.append({"state": state, "mark": mark, "text": f"the same setting again, {words}"})
     return entries
 
@@ -181,13 +185,13 @@ def _page(tables: Tables, named: Mapping[str, pd.DataFrame], panels: Mapping[str
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    word = ordering.verdict(named["ordering"])
+    word = claims.verdict(named["ordering"])
     return environment.get_template("index.html.j2").render(
         name="Yuan et al. 2025, " + tables.scale.name,
         verdict={
             "word": word,
             "sign": SIGNS[word],
-            "sentences": [tables.scale.about, *ordering.sentences(named["ordering"])],
+            "sentences": [tables.scale.about, *claims.sentences(named["ordering"])],
         },
         controls=_control_entries(named["controls"]),
         facts=facts(tables),
@@ -202,9 +206,9 @@ def _page(tables: Tables, named: Mapping[str, pd.DataFrame], panels: Mapping[str
 def _text(tables: Tables, named: Mapping[str, pd.DataFrame]) -> str:
     """summary.md: the verdict in words, how much ran, and a list of the tables."""
     order = named["ordering"]
-    lines = [f"# Yuan et al. 2025, {tables.scale.name}: {ordering.verdict(order)}", ""]
+    lines = [f"# Yuan et al. 2025, {tables.scale.name}: {claims.verdict(order)}", ""]
     lines += [facts(tables), ""]
-    lines += [f"- {sentence}" for sentence in ordering.sentences(order)]
+    lines += [f"- {sentence}" for sentence in claims.sentences(order)]
     missing: dict[str, int] = {}
     for result in tables.results:
         if result.run is None:

@@ -80,12 +80,12 @@ def from_studies(scale: Scale, folders: Mapping[tuple[str, str, str, str], Path]
     """What became of the cells that a launcher ran; ``folders``: by ``Cell.study``.
 
     A run is a cell's when every swept factor agrees, and the GPU type where one is asked for. Of
-    several the one that ended last counts.
+    several the complete one that ended last counts, and a failed one where none is complete.
     """
     said: dict[str, Any] = {}
     for study, folder in folders.items():
         paths = sorted((folder / "runs").glob("*/run.json"))
-        runs = sorted((read_run(path.parent) for path in paths), key=_ended)
+        runs = sorted((read_run(path.parent) for path in paths), key=_rank)
         for cell in scale.cells:
             if cell.study == study:
                 for run in runs:
@@ -99,8 +99,9 @@ def _said(run: Run) -> dict[str, Any]:
     return {"run": run.id, "reason": f"{run.status}: {run.record.get('reason')}"}
 
 
-def _ended(run: Run) -> str:
-    return str(run.record.get("ended") or "")
+def _rank(run: Run) -> tuple[bool, str]:
+    """Of two runs of a cell the larger one counts."""
+    return run.status == "complete", str(run.record.get("ended") or "")
 
 
 def _fits(cell: Cell, run: Run) -> bool:

@@ -90,12 +90,16 @@ class Tables:
             for key, numbers in estimates(workload, groups, str(spec["metric"]), name).items():
                 rows[workload.model, workload.name, *key].update(numbers)
         for key, row in rows.items():
-            if "ours" in row:
-                row["note"] = "" if row["ours"] == row["ours"] else NO_POSITION
+            members = [r for r in self.results if self._keep(spec)(r)]
+            members = [r for r in members if tuple(map(str, _head(r, by).values())) == key]
+            left = reasons(members)
+            if "ours" not in row:
+                row["note"] = left or ONE
+            elif row["ours"] != row["ours"]:
+                row["note"] = NO_POSITION
             else:
-                members = [r for r in self.results if self._keep(spec)(r)]
-                members = [r for r in members if tuple(map(str, _head(r, by).values())) == key]
-                row["note"] = reasons(members) or ONE
+                there = f"{row['settings']} of {len(members)} settings"
+                row["note"] = f"{there}: {left}" if left else ""
         return list(rows.values())
 
     def _estimates(self, name: str, spec: Spec) -> pd.DataFrame:
@@ -154,7 +158,8 @@ class Tables:
         for workload in self.workloads:
             for key, group in partition(workload, self._keep(spec), ["dtype"]).items():
                 runs = list(group.runs)
-                found = std_at_acc(workload.loaded.correct_CP[runs])
+                correct_CP = workload.loaded.correct_CP[runs]
+                found = std_at_acc(correct_CP, item_P=workload.loaded.item_P)
                 setting = f"std over {len(runs)} settings"
                 head = {"model": workload.model, "task": workload.name, "dtype": key[0]}
                 values = [100 * value for value in found[:3]]
