@@ -15,7 +15,7 @@ from fake_openai import Fake, serving
 from nondet.backends.base import Request, Response
 from nondet.backends.openai import OpenAIBackend
 from nondet.backends.openai_client import Endpoint, is_local
-from nondet.backends.openai_reply import token_of
+from nondet.backends.openai_reply import BadReply, Expected, read_reply, token_of
 from nondet.settings import SettingError, setting_from
 
 LIMIT = 6
@@ -84,6 +84,38 @@ def test_the_text_alone_is_compared_by_its_bytes() -> None:
     responses, observed = ask(Fake("text"))
     assert (observed["token_ids"], observed["logprobs"]) == ("text", False)
     assert all(bytes(r.tokens.tolist()).decode() == r.text for r in responses)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"message": None},
+        {"logprobs": {"content": [{"logprob": -0.5}]}},
+        {"logprobs": {"content": ["hello"]}},
+        {"token_ids": [2**40], "logprobs": {"content": [{"token": f"token_id:{2**40}"}]}},
+    ],
+    ids=["message", "no token", "no row", "id"],
+)
+def test_a_reply_of_another_shape_is_an_error_of_that_item(changes: dict[str, Any]) -> None:
+    row = {"token": "token_id:7", "logprob": -0.5, "top_logprobs": []}
+    good = {"index": 0, "message": {"content": "a"}, "finish_reason": "stop", "token_ids": [7]}
+    good["logprobs"] = {"content": [row]}
+    expected = Expected("ids", True, True, 3, LIMIT)
+    assert read_reply(REQUESTS[0], {"choices": [good]}, expected).tokens.tolist() == [7]
+    with pytest.raises(BadReply) as caught:
+        read_reply(REQUESTS[0], {"choices": [{**good, **changes}]}, expected)
+    assert caught.value.kind == "malformed reply"
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_a_model_folder_at_the_endpoint_decides_nothing(api: str) -> None:
+    """All that vLLM's and SGLang's servers would take from its generation_config.json."""
+    fake = Fake("ids")
+    ask(fake, api=api, factors={"temperature": 0.5, "top_p": 0.9})
+    neutral = {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0}
+    for body in fake.asked:
+        assert {key: body[key] for key in neutral} == neutral
+        assert (body["temperature"], body["top_p"]) == (0.5, 0.9)
 
 
 def test_a_token_hash_is_of_the_bytes_and_a_named_id_is_that_id() -> None:

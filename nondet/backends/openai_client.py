@@ -157,6 +157,7 @@ EXTRAS: dict[str, Any] = {
     "return_token_ids": True,
     "return_tokens_as_token_ids": True,
     "top_k": -1,
+    "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
 

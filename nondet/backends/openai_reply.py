@@ -133,6 +133,14 @@ def _logprob(value: Any) -> float:
 
 def read_reply(request: Request, body: Any, expected: Expected) -> Response:
     """The Response in a reply. Raises BadReply, which names what is wrong."""
+    try:
+        return _read(request, body, expected)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Of one reply among many: it must not end the run of all.
+        raise BadReply("malformed reply", f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def _read(request: Request, body: Any, expected: Expected) -> Response:
     choice = the_choice(body)
     text = choice.get("message", {}).get("content") if expected.chat else choice.get("text")
     if not isinstance(text, str):
