@@ -25,7 +25,11 @@ def module() -> ModuleType | None:
     for home in HOMES:
         try:
             found = importlib.import_module(home)
-        except ImportError:
+        except Exception as error:
+            missing = getattr(error, "name", None)
+            # Without vLLM, and in the home that a version does not have, there is nothing to say.
+            if not (missing and home.startswith(missing)):
+                print(f"vLLM's {home} fails:", type(error).__name__, str(error)[:200], flush=True)
             continue
         load = getattr(found, "resolve_tuned_matmul_configs", None)
         if load is not None:
@@ -67,21 +71,34 @@ def rows(name: str, weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tens
     return None if found is None else call
 
 
+@functools.cache
+def flash() -> tuple[Callable[..., Any], int] | None:
+    """vLLM's FlashAttention and the version its mode runs here: 3 on Hopper, else 2; or None.
+
+    Left to itself the function takes version 2, which the mode does not use on Hopper.
+    """
+    try:
+        home = importlib.import_module("vllm.vllm_flash_attn")
+        version = next((n for n in (3, 2) if home.is_fa_version_supported(n)), None)
+        return None if version is None else (home.flash_attn_varlen_func, version)
+    except (ImportError, AttributeError):
+        return None
+
+
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], Any] | None:
     """Causal attention of (B, H, L, D), ready to start: FlashAttention with the mode's one split.
 
     None where vLLM brings no FlashAttention. Layout and offsets are made before it is timed.
     """
-    try:
-        flash = importlib.import_module("vllm.vllm_flash_attn").flash_attn_varlen_func
-    except (ImportError, AttributeError):
+    found = flash()
+    if found is None:
         return None
     flat = [t.transpose(1, 2).flatten(0, 1) for t in (q, k, v)]
     starts = [torch.arange(len(t) + 1, device=t.device, dtype=torch.int32) * t.shape[2]
               for t in (q, k)]  # fmt: skip
-    return functools.partial(flash, *flat, max_seqlen_q=q.shape[2], cu_seqlens_q=starts[0],
+    return functools.partial(found[0], *flat, max_seqlen_q=q.shape[2], cu_seqlens_q=starts[0],
                              max_seqlen_k=k.shape[2], cu_seqlens_k=starts[1], causal=True,
-                             num_splits=1)  # fmt: skip
+                             num_splits=1, fa_version=found[1])  # fmt: skip
 
 
 def timed(calls: Sequence[Callable[[], Any] | None], replays: int = 5) -> float | str:

@@ -105,12 +105,60 @@ def test_vllms_kernels_are_found_in_either_home(home: str, monkeypatch: pytest.M
         peers.module.cache_clear()
 
 
+def varlen(q: Any, k: Any, v: Any, max_seqlen_q: int, cu_seqlens_q: Any, max_seqlen_k: int,
+           cu_seqlens_k: Any = None, seqused_k: Any = None, causal: bool = False,
+           num_splits: int = 0, fa_version: int = 2) -> Any:  # fmt: skip
+    """With the arguments and defaults of vLLM 0.25 to 0.33, as far as they are used."""
+    assert fa_version == 3, "Hopper's binaries hold version 3 alone"
+    assert (causal, num_splits, seqused_k) == (True, 1, None)
+    assert (max_seqlen_q, max_seqlen_k) == (3, 5)
+    assert cu_seqlens_q.tolist() == [0, 3, 6]
+    assert cu_seqlens_k.tolist() == [0, 5, 10]
+    return q.shape, k.shape, v.shape
+
+
+def test_vllms_attention_is_asked_as_its_mode_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = ModuleType("vllm.vllm_flash_attn")
+    home.__dict__.update(flash_attn_varlen_func=varlen, is_fa_version_supported=lambda n: n == 3)
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, home.__name__, home)
+    peers.flash.cache_clear()
+    try:
+        q, k = torch.ones(2, 4, 3, 8), torch.ones(2, 2, 5, 8)
+        call = peers.attention(q, k, k)
+        assert call is not None
+        assert call() == ((6, 4, 8), (10, 2, 8), (10, 2, 8))
+    finally:
+        peers.flash.cache_clear()
+
+
+def test_a_vllm_that_does_not_import_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(name: str) -> ModuleType:
+        if "determinism" in name:
+            raise ModuleNotFoundError("none", name="vllm.model_executor.determinism")
+        raise ModuleNotFoundError("No module named 'msgspec'", name="msgspec")
+
+    monkeypatch.setattr(peers.importlib, "import_module", fail)
+    peers.module.cache_clear()
+    try:
+        assert peers.version() == ""
+        said = capsys.readouterr().out
+        assert said.count("fails") == 1
+        assert "No module named 'msgspec'" in said
+    finally:
+        peers.module.cache_clear()
+
+
 def test_without_vllm_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     for home in (*peers.HOMES, "vllm.vllm_flash_attn"):
         monkeypatch.setitem(sys.modules, home, None)
     peers.module.cache_clear()
+    peers.flash.cache_clear()
     x = torch.ones(1, 2, 3, 4)
     assert peers.rows("rms_norm", x) is None
     assert peers.attention(x, x, x) is None
     assert peers.timed([peers.attention(x, x, x)]) == ""
     peers.module.cache_clear()
+    peers.flash.cache_clear()
