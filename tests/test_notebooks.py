@@ -1,5 +1,6 @@
 """The notebooks: text and notebook are the same, and every cell runs on the stored small study."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,18 @@ def test_stored_outputs_hold_no_error_and_no_path(text: Path) -> None:
 @pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.stem)
 def test_every_cell_runs(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NONDET_STUDY", raising=False)
+    # Matplotlib says on standard error when a slow machine takes long over its list of fonts.
+    import matplotlib.font_manager  # noqa: F401
+
     notebook = jupytext.read(text)
-    client = nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
-    )
-    client.execute()
+    with tempfile.TemporaryDirectory(prefix="nb") as folder:
+        client = nbclient.NotebookClient(
+            notebook, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}},
+            timeout=1800, startup_timeout=600, iopub_timeout=600, raise_on_iopub_timeout=True,
+        )  # fmt: skip
+        # Files, since of ports that were free before the kernel starts one may be gone then.
+        client.config.KernelManager.update(transport="ipc", ip=f"{folder}/kernel")
+        client.execute()
     shown = [out for cell in notebook.cells for out in cell.get("outputs", [])]
     assert not any(out.get("name") == "stderr" for out in shown), shown
     if text.stem[:2] in ("02", "03"):
