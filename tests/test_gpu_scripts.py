@@ -1,0 +1,104 @@
+"""The scripts for a machine with a GPU, with a program in Python's place: what comes back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+POSTS, PRECISION = ROOT / "experiments" / "gpu_posts.sh", ROOT / "experiments/precision/gpu.sh"
+# Writes its words down and a file into the folder, or under the name, that it is given.
+STUB = """#!/bin/sh
+echo "$PYTHONPATH | $*" >>"$TRACE"
+case " $* " in *" $HANGS "*) exec sleep 15 ;; esac
+[ "$1" = -m ] && shift
+case "$1" in
+*.table | *mixed_table*) ;;
+*.price) mkdir -p "$(dirname "$2")" && echo x >"$2" ;;
+*.logits) echo x >"$3" ;;
+*speed.py) echo x >"$3" ;;
+*check_mixed.py) echo x >"$2" ;;
+*bench_mixed.py) mkdir -p "$2" && echo x >"$2/kernels_mixed.csv" ;;
+*precision.study) mkdir -p "$2/study" "$2/probe" && echo x | tee "$2/study/study.json" >"$2/probe/y" ;;
+*) mkdir -p "$2" && echo x >"$2/made" ;;
+esac
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> dict[str, str]:
+    stub = tmp_path / "stub"
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    (tmp_path / "models").mkdir()
+    added = {"PYTHON": str(stub), "TRACE": str(tmp_path / "trace"), "HANGS": "nothing"}
+    return {**os.environ, **added, "WORK": str(tmp_path / "work"), "PYTHONPATH": "/some/vllm"}
+
+
+def run(machine: dict[str, str], script: Path, *words: str) -> list[str]:
+    """Calls of the stub; the script is started from the folder of the test."""
+    command = ["bash", str(script), *words]
+    folder = Path(machine["TRACE"]).parent
+    done = subprocess.run(
+        command, env=machine, cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return Path(machine["TRACE"]).read_text().splitlines()
+
+
+def packed(path: Path) -> set[str]:
+    with tarfile.open(path) as archive:
+        return {name.removeprefix("./") for name in archive.getnames()}
+
+
+def test_the_posts_come_back_and_models_are_found_from_where_one_stands(
+    machine: dict[str, str], tmp_path: Path
+) -> None:
+    calls = run(machine, POSTS, "out", "models", "models")
+    names = ["posts-large.tar.gz", "posts.log", "posts.tar.gz"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == names
+    found = packed(tmp_path / "out" / "posts.tar.gz")
+    assert {"floating_point/made", "batch_size/made", "tml2025/made", "price/price.csv"} <= found
+    assert {"floating_point.log", "price.log"} <= found
+    assert "large/made" in packed(tmp_path / "out" / "posts-large.tar.gz")
+    studies = [call for call in calls if ".study" in call or "price" in call]
+    assert studies
+    assert all(f" {tmp_path}/models " in call for call in studies)
+    assert all(call.split(" | ")[0] == ".:kernels:/some/vllm" for call in calls)
+
+
+def test_an_empty_model_stays_the_default_one(machine: dict[str, str]) -> None:
+    calls = run(machine, POSTS, "out", "", "", "completions")
+    assert any("tml2025.study" in call and "tml2025  gpu hf" in call for call in calls)
+
+
+def test_what_was_made_before_a_call_is_ended_has_come_back(
+    machine: dict[str, str], tmp_path: Path
+) -> None:
+    hanging = {**machine, "HANGS": "experiments.tml2025.price", "LIMIT": "8"}
+    command = ["bash", str(POSTS), "out", "", "", "float", "price"]
+    process = subprocess.Popen(
+        command, env=hanging, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(5)
+        assert "floating_point/made" in packed(tmp_path / "out" / "posts.tar.gz")
+    finally:
+        os.killpg(process.pid, 15)
+        process.wait()
+
+
+def test_number_formats_come_back_as_one_file(machine: dict[str, str], tmp_path: Path) -> None:
+    calls = run(machine, PRECISION, "out", "models")
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["precision.tar.gz"]
+    found = packed(tmp_path / "out" / "precision.tar.gz")
+    made = {"kernels_mixed_bits.csv", "kernels_mixed.csv", "logits.csv", "speed.csv"}
+    assert {*made, "study/study.json", "study.log", "speed.log"} <= found
+    assert not [name for name in found if name.startswith("probe")]
+    assert any(f"experiments.precision.study {machine['WORK']} {tmp_path}/models " in c
+               for c in calls)  # fmt: skip
