@@ -20,8 +20,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def percent(low: float, high: float) -> str:
-    """An interval of a share, as in ``2 to 34 %``."""
-    return f"{100 * low:.0f} to {100 * high:.0f} %"
+    """An interval of a share, as in ``2 to 34 %``; 0 and 100 stand for exactly none and all."""
+    return f"{_points(low)} to {_points(high)} %"
+
+
+def _points(share: float) -> str:
+    digits = 0
+    while float(f"{100 * share:.{digits}f}") in (0, 100) and share not in (0, 1) and digits < 17:
+        digits += 1
+    return f"{100 * share:.{digits}f}"
 
 
 def keep_machine(runs: Sequence[Run], path: Path) -> None:

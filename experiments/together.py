@@ -11,6 +11,7 @@ speed. An engine whose packages lie in a folder of their own is reached through 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from nondet.environment import gpu_names
 from nondet.execute import execute
 from nondet.plan import Plan, plan_run
 from nondet.progress import Lines
-from nondet.runs import write_json
+from nondet.runs import read_run, write_json
 from nondet.settings import Setting, SettingError, one_line
 
 ROOT = Path(__file__).parents[1]
@@ -147,10 +148,11 @@ def _run(job: _Job, seat: str | None, name: str, ends: float | None) -> Outcome:
     words = label(plan.setting)
     if ends is not None:
         left = ends - began
-        if left < SHORTEST_S:
+        # A run that is there costs no time, and is no gap because others took it all.
+        if left < SHORTEST_S and not _there(store / plan.run_id):
             print(f"{name}: {words}: not run, the time was up", flush=True)
             return Outcome("not run", "the time was up")
-        limit = min(left, plan.setting.timeout_s or left)
+        limit = min(max(left, SHORTEST_S), plan.setting.timeout_s or math.inf)
         plan = replace(plan, setting=replace(plan.setting, timeout_s=limit))
     visible = {} if seat is None else {"CUDA_VISIBLE_DEVICES": seat}
     status = execute(plan, store, Lines(), words, visible)
@@ -162,6 +164,11 @@ def _run(job: _Job, seat: str | None, name: str, ends: float | None) -> Outcome:
         f"{name}: {words}: {status}, {seconds:.0f} s{'; ' + reason if reason else ''}", flush=True
     )
     return Outcome(status, reason, plan.run_id, seconds)
+
+
+def _there(folder: Path) -> bool:
+    """Whether a run is complete already."""
+    return (folder / "run.json").exists() and read_run(folder).status == "complete"
 
 
 def label(setting: Setting) -> str:

@@ -105,6 +105,20 @@ def test_an_operation_that_fails_has_its_reason() -> None:
     assert {line["reason"] for line in found} == {"RuntimeError: no such kernel"}
 
 
+def test_a_row_that_did_not_run_alone_is_compared_with_nothing() -> None:
+    good = operations(SMALL, torch.float32, "cpu")[0]
+
+    def row(size: int, invariant: bool) -> torch.Tensor:
+        if size == 1:
+            raise RuntimeError("no such kernel")
+        return good.row(1, invariant)
+
+    found = batches.measure(Operation("x", "", "", 2, row, good.exact), "fp32", "default",
+                            [1, 2], "cpu")  # fmt: skip
+    assert ["differing" in line for line in found] == [False, False]
+    assert "did not run alone" in found[1]["reason"]
+
+
 def test_figures_are_drawn_from_the_tables_alone(tmp_path: Path) -> None:
     lines = [
         line

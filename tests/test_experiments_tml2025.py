@@ -165,10 +165,15 @@ def test_the_price_says_what_did_not_run_and_what_did_not_agree() -> None:
     ]
     columns = [*names, "kernels", "round", "seconds", "tokens", "reason"]
     said = words._price(pd.DataFrame(rows, columns=columns))
-    assert "| hf | m | 8 x 10, batch 4 | 2.00 | did not run | no memory | 2 |" in said
+    row = "| hf | m | 8 x 10, batch 4 | 2.00 (2.00 to 2.00) | did not run | no memory | 2 |"
+    assert row in said
     assert "made 80 and 81 tokens in different rounds" in said
     rows[2:] = [[*same, "invariant", n, 3.0, 80, None] for n in (0, 1)]
     rows[1][9] = 80
     said = words._price(pd.DataFrame(rows, columns=columns))
-    assert "| 2.00 | 3.00 | 1.50 (1.50 to 1.50) | 2 |" in said
+    assert "| 2.00 (2.00 to 2.00) | 3.00 (3.00 to 3.00) | 1.50 (1.50 to 1.50) | 2 |" in said
     assert "did not agree" not in said
+    # Measured again into the same file: the rounds of each call are paired among themselves.
+    again = [[*row[:8], 2 * row[8], *row[9:]] for row in rows]
+    said = words._price(pd.DataFrame([*rows[:3], *again], columns=columns))
+    assert "4.00) | 6.00 (3.00 to 6.00) | 1.50 (1.50 to 1.50) | 3 |" in said

@@ -2,8 +2,9 @@
 
     python -m experiments.batch_size.causes OUT STUDY_FOLDER
 
-One row a comparison of two runs that differ in one factor only. ``diverged``: items with another
-token, of ``items``, with Wilson's interval of the share; ``bits``: items in which a token or the
+One row a comparison of two runs that differ in one factor only. ``items``: those that ended in no
+error on either side; ``diverged``: of them with another token, with Wilson's interval of the share;
+``bits``: items in which a token or the
 log-probability of an equal token before it differs; ``first``: earliest and median diverging
 token, from 0; ``logprob``: largest difference of the log-probabilities before answers part.
 A cure shows nothing by itself: the row ``dtype`` must differ (the instrument sees), the row
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from experiments.batch_size.words import page
 from experiments.markdown import keep_machine
+from nondet.csv_files import save_csv
 from nondet.metrics.intervals import wilson
 from nondet.report.panel import Panel, save
 from nondet.report.style import COLUMN, DTYPE_COLOURS, INK, MUTED, PAPER, canvas, house
@@ -77,13 +79,17 @@ def find(runs: Sequence[Run], repeat: int = 0, **wanted: Any) -> Run | None:
 
 def compare(a: Run, b: Run) -> dict[str, Any]:
     """The numbers of one comparison. Raises ValueError when the runs hold other items."""
-    sides = [run.table(["item_id", "tokens", "logprobs"]).to_pydict() for run in (a, b)]
+    names = ["item_id", "tokens", "logprobs", "finish_reason"]
+    sides = [run.table(names).to_pydict() for run in (a, b)]
     if sides[0]["item_id"] != sides[1]["item_id"]:
         raise ValueError(f"{a.folder} and {b.folder}: not the same items")
     firsts, gaps = [], []
-    moved = 0
-    rows = zip(*(side[name] for side in sides for name in ("tokens", "logprobs")), strict=True)
-    for tokens_a, logprobs_a, tokens_b, logprobs_b in rows:
+    moved = items = 0
+    rows = zip(*(side[name] for side in sides for name in names[1:]), strict=True)
+    for tokens_a, logprobs_a, end_a, tokens_b, logprobs_b, end_b in rows:
+        if "error" in (end_a, end_b):
+            continue  # what it would have said is not known
+        items += 1
         same = prefix(np.asarray(tokens_a), np.asarray(tokens_b))
         parted = same < max(len(tokens_a), len(tokens_b))
         if parted:
@@ -91,9 +97,8 @@ def compare(a: Run, b: Run) -> dict[str, Any]:
         # The log-probability at the fork belongs to two different tokens: only those before it.
         before = [np.asarray(side[:same], np.float32) for side in (logprobs_a, logprobs_b)]
         moved += parted or bool((before[0].view(np.int32) != before[1].view(np.int32)).any())
-        if same:
-            gaps.append(float(np.abs(before[0].astype(float) - before[1].astype(float)).max()))
-    items = len(sides[0]["item_id"])
+        gap = np.abs(before[0].astype(float) - before[1].astype(float))
+        gaps += [float(gap[~np.isnan(gap)].max())] if not np.isnan(gap).all() else []
     share = wilson(len(firsts), items)
     return {
         "items": items,
@@ -117,7 +122,8 @@ def prefix(a: NDArray[Any], b: NDArray[Any]) -> int:
 
 def tabulate(runs: Sequence[Run]) -> pd.DataFrame:
     """All one-factor comparisons that the runs allow, the controls first."""
-    large = sorted({int(run.factors["batch_size"]) for run in runs})[1]
+    # The base's; runs of one row, or of four times as many, may be missing.
+    large = min(size for run in runs if (size := int(run.factors["batch_size"])) > 1)
     rows = []
     for dtype, kernels in (("bf16", "default"), ("fp32", "default"), ("bf16", "invariant")):
         context = {**BASE, "batch_size": large, "dtype": dtype, "kernels": kernels}
@@ -201,9 +207,9 @@ def main(words: list[str]) -> None:
     out, study = Path(words[0]), load_study([Path(words[1])])
     table = tabulate(study.complete)
     out.mkdir(parents=True, exist_ok=True)
-    table.to_csv(out / "causes.csv", index=False)
+    save_csv(table, out / "causes.csv")
     summary = answer(table)
-    summary.to_csv(out / "answer.csv", index=False)
+    save_csv(summary, out / "answer.csv")
     save(panel(table), out / "figures")
     keep_machine(study.complete, out / "machine.json")
     (out / "README.md").write_text(page(out))

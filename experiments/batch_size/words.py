@@ -11,6 +11,9 @@ from experiments.markdown import percent, table, where
 NAMES = {"cache": "KV cache", "padding": "padding", "batch_size": "batch size",
          "attention": "attention", "dtype": "number format", "kernels": "kernels",
          "repeat": "nothing (repeat)"}  # fmt: skip
+# Comparisons of a context by their factor; invariant kernels bring their own attention.
+STEPS = {"cache": 2, "padding": 2, "batch_size": 2, "attention": 1, "repeat": 1}
+OWN = ("attention",)
 
 
 def page(out: Path) -> str:
@@ -19,7 +22,7 @@ def page(out: Path) -> str:
     parts = ["# Which factor alone moves bits, and which moves tokens\n"]
     parts += [where(out / "machine.json") + "\n"]
     parts += ["Made by [experiments/batch_size](../../../../experiments/batch_size/README.md).\n"]
-    parts += [_answer(answer), _said(answer), "## Every comparison\n", _causes(causes)]
+    parts += [_answer(answer), _said(answer, causes), "## Every comparison\n", _causes(causes)]
     parts += ["![share of answers that part](figures/causes.png)\n"]
     return "\n".join(parts)
 
@@ -46,7 +49,7 @@ def _answer(answer: pd.DataFrame) -> str:
     return table(["this alone moves", *contexts], rows)
 
 
-def _said(answer: pd.DataFrame) -> str:
+def _said(answer: pd.DataFrame, causes: pd.DataFrame) -> str:
     said = []
     for context, part in answer.groupby("context", sort=False):
         kinds = {}
@@ -61,10 +64,44 @@ def _said(answer: pd.DataFrame) -> str:
         if "none" in kinds:
             words.append(f"moves nothing: {', '.join(kinds['none'])}")
         said.append(f"- {context}: " + "; ".join(words) + ".")
-    said.append(
-        "- Controls: nothing may move when nothing changes (repeat), and the number format must."
-    )
+    said += [f"- {line}" for line in (*_controls(answer), *absent(causes))]
     return "\n".join(said) + "\n"
+
+
+def _controls(answer: pd.DataFrame) -> list[str]:
+    """Did nothing move where nothing changed, and something where the format did?"""
+    said = []
+    for factor, must in (("repeat", "no"), ("dtype", "yes")):
+        for r in answer[answer["factor"] == factor].itertuples():
+            word = "held" if r.moves_bits == must else "**FAILED**"
+            rule = "may move nothing" if must == "no" else "must move bits"
+            said.append(f"Control {word}: {r.context}, {NAMES[factor]} {rule}.")
+    return said
+
+
+def absent(causes: pd.DataFrame) -> list[str]:
+    """Comparisons that no two runs of the study allow."""
+    said = []
+    for context, part in causes.groupby("context", sort=False):
+        there = part["factor"].value_counts()
+        left = [
+            NAMES[factor] + (f" ({there[factor]} of {steps} steps)" if factor in there else "")
+            for factor, steps in STEPS.items()
+            if there.get(factor, 0) < steps and not ("invariant" in context and factor in OWN)
+        ]
+        if left:
+            said.append(f"Not compared, {context}: {', '.join(left)}.")
+        if "repeat" not in there:
+            # Two fresh processes that agree in every bit although something differed.
+            alike = part.loc[part["bits"] == 0, "step"]
+            if alike.empty:
+                said.append(f"So in {context} nothing rules out that chance moved the bits.")
+            else:
+                said.append(
+                    f"In {context} no run was repeated, but processes of their own agree in every "
+                    f"bit ({alike.iloc[0]}): chance did not move those."
+                )
+    return said
 
 
 def _causes(causes: pd.DataFrame) -> str:

@@ -42,7 +42,10 @@ def measure(operation: Operation, dtype: str, kernels: str, batches: list[int],
             with invariant(device=device) if ours else nullcontext():
                 row = operation.row(size, ours)
                 others = [operation.row(size, ours) for _ in range(CALLS[device] - 1)]
-            alone = row if alone is None else alone
+            if size == 1:
+                alone = row
+            if alone is None:
+                raise RuntimeError("it did not run alone, so there is nothing to compare with")
             gap = (row.double() - alone.double()).abs().max() / exact.square().mean().sqrt()
             line |= {
                 "differing": differing(row, alone), "calls": CALLS[device],

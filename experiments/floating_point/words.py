@@ -27,7 +27,8 @@ order of additions.""",
     "split": """The last 48 of 128 tokens attend to all before them. A kernel that cuts the 80
 cached keys and the 48 new ones into blocks of 32 separately takes 3 + 2 blocks, and 4 blocks when
 all 128 are new: `by hand` does just that in plain PyTorch. With cuts at fixed places it does not
-matter what was cached.""",
+matter what was cached, and both sides are the same call: that row can only show that a call repeats
+itself. `torch's sdpa` and `ours` are called in two ways, with 128 and with 48 queries.""",
     "accuracy": """Equal bits could be bought with worse ones. Distance of one row from float64,
 relative to its norm; `best` is float64 rounded once to the format.""",
 }

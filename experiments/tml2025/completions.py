@@ -22,6 +22,7 @@ import pandas as pd
 
 from experiments.markdown import keep_machine
 from experiments.tml2025.words import page
+from nondet.csv_files import save_csv
 from nondet.metrics.intervals import Estimate, largest_unseen, wilson
 from nondet.report.panel import Panel, save
 from nondet.report.style import COLUMN, LINES, MUTED, OTHER_COLOURS, canvas, house
@@ -211,8 +212,8 @@ def main(words: list[str]) -> None:
         folders.remove(empty)
     table, parts = tabulate(folders)
     out.mkdir(parents=True, exist_ok=True)
-    table.to_csv(out / "completions.csv", index=False)
-    parts.to_csv(out / "parts.csv", index=False)
+    save_csv(table, out / "completions.csv")
+    save_csv(parts, out / "parts.csv")
     save(panel(table, parts), out / "figures")
     keep_machine(load_study(folders[:1]).complete, out / "machine.json")
     (out / "README.md").write_text(page(out))

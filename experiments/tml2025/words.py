@@ -16,6 +16,8 @@ STUDIES = {
     "load": "waves of random size, random neighbours",
     "sampled": "temperature 1: must be many",
 }
+# Rows of price.csv that may be compared.
+WORK = ["model", "engine", "sequences", "batch_size", "new_tokens", "options"]
 POST = """Thinking Machines, "Defeating Nondeterminism in LLM Inference" (2025), reports 80
 different completions of 1000 (Qwen3-235B, 1000 tokens, the first 102 equal in all) and 1 with
 invariant kernels; and for 1000 sequences of 90 to 110 tokens of Qwen3-8B 26 s with vLLM's kernels,
@@ -66,7 +68,12 @@ def _said(completions: pd.DataFrame) -> str:
         bound = "" if pd.isna(r.unseen_below) else (
             f"; with {r.waves} waves, {seen} could have gone unseen (one-sided, 95 %)"
         )  # fmt: skip
-        said.append(f"- {r.study}, invariant kernels: {r.unique} of {r.completions}{bound}.")
+        name = f"{r.study}, all at once" if r.batching == "continuous" else r.study
+        said.append(f"- {name}, invariant kernels: {r.unique} of {r.completions}{bound}.")
+    for r in greedy[greedy["as_alone"].isna()].itertuples():
+        said.append(
+            f"- {r.study}, {r.dtype}, {r.kernels}: not asked alone, so there is no control."
+        )
     said.append(
         '- "as alone": completions equal to the one that the same setting gives by itself. '
         "How many are different is a count of this run, not an estimate."
@@ -76,30 +83,35 @@ def _said(completions: pd.DataFrame) -> str:
 
 def _price(price: pd.DataFrame) -> str:
     rows = []
-    keys = ["engine", "model", "sequences", "batch_size", "new_tokens", "options"]
-    for key, part in price.groupby(keys, sort=False):
-        known = part.dropna(subset=["seconds"])
-        arms = {name: own.set_index("round")["seconds"] for name, own in known.groupby("kernels")}
+    for key, part in price.groupby(WORK, sort=False):
+        # Rounds are paired within a call of price.py: each of them begins anew at 0.
+        call = (part["round"] == 0).groupby(part["kernels"]).cumsum()
+        known = part.assign(call=call).dropna(subset=["seconds"]).set_index(["call", "round"])
+        arms = {str(name): own["seconds"] for name, own in known.groupby("kernels")}
         work = f"{key[2]} x {key[4]}, batch {key[3]}"
         options = ", ".join(f"{name} {value}" for name, value in json.loads(key[5]).items())
-        engine = f"{key[0]}, {options}" if options else key[0]
-        cells = [f"{arms[name].median():.2f}" if name in arms else "did not run" for name in ARMS]
+        engine = f"{key[1]}, {options}" if options else key[1]
+        cells = [_seconds(arms[name]) if name in arms else "did not run" for name in ARMS]
         if len(arms) == len(ARMS):
             default, ours = (arms[name] for name in ARMS)
             default, ours = default.align(ours, join="inner")
-            ratio = ratio_of(ours.tolist(), default.tolist())
+            ratio, rounds = ratio_of(ours.tolist(), default.tolist()), len(ours)
             said = f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
         else:
-            said = part["reason"].dropna().iloc[0]
-        rows.append([engine, key[1], work, *cells, said, known["round"].nunique()])
+            said, rounds = part["reason"].dropna().iloc[0], len(known)
+        rows.append([engine, key[0], work, *cells, said, rounds])
     head = ["engine", "model", "sequences x tokens", "default s", "invariant s",
             "ratio (95 %)", "rounds"]  # fmt: skip
     return table(head, rows) + f"\n{_rounds(price)}\n"
 
 
+def _seconds(own: pd.Series) -> str:
+    return f"{own.median():.2f} ({own.min():.2f} to {own.max():.2f})"
+
+
 def _rounds(price: pd.DataFrame) -> str:
-    said = "Medians of seconds; the ratio is the geometric mean over rounds."
-    for (kernels, model), part in price.groupby(["kernels", "model"]):
+    said = "Medians of seconds (smallest to largest); the ratio is the geometric mean over rounds."
+    for (kernels, model, *_), part in price.groupby(["kernels", *WORK]):
         made = sorted(part["tokens"].dropna().astype(int).unique())
         if len(made) > 1:
             # The same process, the same waves: only chance is left.
