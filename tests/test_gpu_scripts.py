@@ -23,7 +23,9 @@ case "$1" in
 *speed.py) echo x >"$3" ;;
 *check_mixed.py) echo x >"$2" ;;
 *bench_mixed.py) mkdir -p "$2" && echo x >"$2/kernels_mixed.csv" ;;
-*precision.study) mkdir -p "$2/study" "$2/probe" && echo x | tee "$2/study/study.json" >"$2/probe/y" ;;
+*precision.study)
+  mkdir -p "$2/study" "$2/probe"
+  echo x | tee "$2/probe/y" >"$2/study/study.json" ;;
 *) mkdir -p "$2" && echo x >"$2/made" ;;
 esac
 """
