@@ -23,7 +23,7 @@ def run(path: Path | None) -> str:
     variables = dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     variables["PYTHONPATH"] = str(path) if path else ""
     done = subprocess.run([sys.executable, "-c", IMPORTS], cwd=ROOT, env=variables,
-                          capture_output=True, text=True, timeout=300, check=False)  # fmt: skip
+                          capture_output=True, text=True, timeout=1800, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip().splitlines()[-1]
 
