@@ -6,7 +6,8 @@ One row a run: ``completions`` asked for (n), ``unique`` among them, how often t
 ``same_tokens``: the first tokens that all share; parts.csv: the token, from 0, at which each leaves
 the commonest (a completion that ends earlier leaves it at its end). ``unique`` is a count of this
 run; the statistic is the share that is not the commonest one, whose interval counts waves,
-because the completions of a wave share its fate. Neighbours are left out.
+because the completions of a wave share its fate: ``equal_waves`` of one size are worth as much as
+the ``waves`` there were. Neighbours are left out.
 """
 
 from __future__ import annotations
@@ -68,15 +69,22 @@ class Completions:
 
     @property
     def differing(self) -> Estimate:
-        """Share that is not the commonest; n and the interval count waves.
+        """Share that is not the commonest; n counts waves, the interval equally large ones.
 
         Within a wave all copies see the same batch, so Wilson's interval takes the share as if it
-        came from as many trials as there are waves.
+        came from as many trials as there are waves. A large wave weighs more in the share, so waves
+        of unequal size are worth fewer (Kish 1965): taken as equal the interval covers 91 %.
         """
         n = len(self.tokens)
         share = 1 - self.counts[self.commonest] / n
-        waves = len(set(self.waves))
-        return wilson(share * waves, waves)
+        found = wilson(share * self.equal_waves, self.equal_waves)
+        return found._replace(n=len(set(self.waves)))
+
+    @property
+    def equal_waves(self) -> float:
+        """How many waves of one size weigh as much: the squared sum of sizes over their squares."""
+        copies = Counter(self.waves).values()
+        return sum(copies) ** 2 / sum(size * size for size in copies)
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
@@ -116,6 +124,7 @@ def row_of(name: str, run: Run, found: Completions, alone: Tokens | None) -> dic
         "repeat": run.repeat,
         "completions": len(found.tokens),
         "waves": differing.n,
+        "equal_waves": round(found.equal_waves, 1),
         "unique": len(found.counts),
         "commonest": found.counts[found.commonest],
         "as_alone": "" if alone is None else sum(one == alone for one in found.tokens),

@@ -46,7 +46,8 @@ def _completions(completions: pd.DataFrame) -> str:
         if r.batching == "continuous":
             what = "all at once, the engine's scheduler"
         # Sampled completions do not share the fate of their wave.
-        share = "" if r.temperature else percent(r.differing_low, r.differing_high)
+        share = percent(r.differing_low, r.differing_high) + f"; {r.equal_waves:.3g}"
+        share = "" if r.temperature else share
         alone = "" if pd.isna(r.as_alone) else int(r.as_alone)
         rows.append([
             f"{what}, up to {r.largest_wave}" if r.study != "alone" else what,
@@ -55,7 +56,7 @@ def _completions(completions: pd.DataFrame) -> str:
             f"{r.same_tokens} of {r.tokens}", share,
         ])  # fmt: skip
     head = ["company", "setting", "completions", "waves", "different", "commonest", "as alone",
-            "first tokens equal in all", "not the commonest (95 %, n = waves)"]  # fmt: skip
+            "first tokens equal in all", "not the commonest (95 %; n: equal waves)"]  # fmt: skip
     return table(head, rows)
 
 
