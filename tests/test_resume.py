@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import toy
+from processes import LONG_S, wait_for
 
 from nondet.study import load_study
 
@@ -57,7 +58,7 @@ def test_killed_studies_end_as_undisturbed_ones(tmp_path: Path) -> None:
 def _kill(pid: int, victim: str, delay: float) -> int:
     """Kill the parent, or the worker once it is there, after ``delay``; 1 if something was hit."""
     parent = psutil.Process(pid)
-    until = time.monotonic() + 60
+    until = time.monotonic() + LONG_S
     while time.monotonic() < until and parent.is_running():
         if parent.status() == psutil.STATUS_ZOMBIE:
             return 0
@@ -86,30 +87,26 @@ def _is_worker(process: psutil.Process) -> bool:
 
 def _no_worker_left(folder: Path) -> None:
     """A worker whose parent is gone ends by itself."""
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        alive = [
+
+    def alive() -> list[psutil.Process]:
+        return [
             p
             for p in psutil.process_iter(["cmdline", "status"])
             if str(folder) in " ".join(p.info["cmdline"] or [])
             and "nondet.worker" in " ".join(p.info["cmdline"] or [])
             and p.info["status"] != psutil.STATUS_ZOMBIE
         ]
-        if not alive:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"workers still run: {alive}")
+
+    wait_for(lambda: not alive())
 
 
 @pytest.mark.slow
 def test_an_engine_with_state_starts_a_killed_run_over(tmp_path: Path) -> None:
     toy.write_items(tmp_path / "items.jsonl", 30)
-    words = ["backend=stateful_toy", "batch_size=1", "backend.pause=0.05", "report=false"]
+    words = ["backend=stateful_toy", "batch_size=1", "backend.pause=0.2", "report=false"]
     process = toy.start(tmp_path, *words)
-    until = time.monotonic() + 60
-    while len(list(tmp_path.glob("outputs/runs/*/parts/[0-9]*"))) < 3:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    # Three of thirty waves are done: the rest takes five seconds.
+    wait_for(lambda: len(list(tmp_path.glob("outputs/runs/*/parts/[0-9]*"))) >= 3)
     assert _kill(process.pid, "parent", 0.0)
     process.wait()
     done = toy.run(tmp_path, *words)

@@ -94,7 +94,7 @@ FAULTS = {
     "error": "RuntimeError: the toy broke",
     "exit": "the worker ended without a word, exit code 3; log: toy engine started",
     "killed": "worker killed by SIGKILL",
-    "hang": "time limit: not done after 10 s",
+    "hang": "time limit: not done after 30 s",
     "wrong_items": "ValueError: backend answered",
     "shapes": "ValueError: item i002: ",
 }
@@ -117,7 +117,8 @@ def test_why_a_response_is_an_error_is_kept_and_said(tmp_path: Path) -> None:
 def test_a_failed_run_is_recorded_and_the_sweep_goes_on(fault: str, tmp_path: Path) -> None:
     toy.write_items(tmp_path / "items.jsonl", 8)
     words = [f"backend.fault={fault}", "backend.fault_size=1", "report=false"]
-    limit = ["timeout_s=10"] if fault == "hang" else []
+    # Both runs have this long to come up and to answer.
+    limit = ["timeout_s=30"] if fault == "hang" else []
     done = toy.run(tmp_path, "batch_size=1,2", *words, *limit, "-m")
     assert done.returncode == 1, done.stderr
     study = load_study([tmp_path / "outputs" / "latest"])

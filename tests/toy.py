@@ -43,7 +43,7 @@ def run(folder: Path, *words: str, **options: str) -> subprocess.CompletedProces
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=1800,  # forty runs on a busy machine
     )
 
 
