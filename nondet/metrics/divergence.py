@@ -3,7 +3,8 @@
 A position counts tokens from 0. Two responses diverge at the first position where their tokens
 differ. If one is a prefix of the other they diverge at the shorter length, unless the shorter
 one was cut by the token limit or an error: what it would have said next is not known, so the
-pair is censored there. Responses that never diverge have no position (NEVER, -1; null in tables).
+pair is censored there. Two errors are never identical, whatever they left behind. Responses that
+never diverge have no position (NEVER, -1; null in tables).
 Definitions: Yuan et al. 2025, section 3.1, with the open points settled as said here.
 """
 
@@ -26,7 +27,8 @@ class Comparison:
     """Responses of some runs against the same items of others; all arrays of one shape.
 
     prefix: equal leading tokens. position: first divergence, or NEVER. identical: same tokens,
-    same length. cut: not diverged and at least one side was cut, so only known up to ``prefix``.
+    same length, no error. cut: not diverged and at least one side was cut, so only known up to
+    ``prefix``.
     """
 
     prefix: NDArray[np.int64]
@@ -51,13 +53,15 @@ def compare_lengths(
     lengths_b: NDArray[np.int64],
     cut_a: NDArray[np.bool_],
     cut_b: NDArray[np.bool_],
+    lost: NDArray[np.bool_],
 ) -> Comparison:
-    """Comparison from common prefixes, lengths and who was cut (shapes broadcast)."""
+    """Comparison from common prefixes, lengths, who was cut, and where a side ended in an error
+    (shapes broadcast)."""
     shorter = np.minimum(lengths_a, lengths_b)
     shorter_cut = np.where(lengths_a < lengths_b, cut_a, cut_b)
     same_length = lengths_a == lengths_b
     event = (prefix < shorter) | (~same_length & ~shorter_cut)
-    identical = ~event & same_length
+    identical = ~event & same_length & ~lost
     unknown = np.where(same_length, cut_a | cut_b, shorter_cut)
     return Comparison(
         prefix=np.asarray(prefix),
@@ -75,6 +79,7 @@ def against(forest: PrefixForest, run: int) -> Comparison:
         forest.lengths_PC,
         forest.cut_PC[:, [run]],
         forest.cut_PC,
+        forest.error_PC[:, [run]] | forest.error_PC,
     )
 
 
@@ -94,6 +99,7 @@ def div_index(forest: PrefixForest, runs: Sequence[int]) -> NDArray[np.int64]:
         forest.lengths_PC[:, chosen],
         forest.cut_PC[rows, longest][:, None],
         forest.cut_PC[:, chosen],
+        forest.error_PC[:, chosen],
     )
     far = np.iinfo(np.int64).max
     first = np.where(found.diverged, found.position, far).min(axis=1, initial=far)
@@ -110,6 +116,7 @@ def common_length(forest: PrefixForest, runs: Sequence[int]) -> NDArray[np.int64
 def unique_outputs(forest: PrefixForest, runs: Sequence[int]) -> NDArray[np.int64]:
     """Number of distinct token sequences among some runs, int64 (P,); 1 means all identical.
 
+    Each error counts as one of its own.
     Source: "count of unique outputs", arXiv 2511.17826.
     """
     chosen = list(runs)
@@ -119,6 +126,7 @@ def unique_outputs(forest: PrefixForest, runs: Sequence[int]) -> NDArray[np.int6
         same = (prefix == forest.lengths_PC[:, [run]]) & (
             prefix == forest.lengths_PC[:, chosen[:place]]
         )
+        same &= ~(forest.error_PC[:, [run]] | forest.error_PC[:, chosen[:place]])
         distinct += ~same.any(axis=1)
     return distinct
 

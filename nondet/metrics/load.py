@@ -83,7 +83,8 @@ def load(runs: Sequence[Run]) -> Loaded:
         spill.flush()
         lengths_PC = np.stack([outcome.lengths_P for outcome in outcomes], axis=1)
         cut_PC = np.stack([outcome.cut_P for outcome in outcomes], axis=1)
-        forest = build_forest(spill.row, lengths_PC, cut_PC)
+        error_PC = np.stack([outcome.error_P for outcome in outcomes], axis=1)
+        forest = build_forest(spill.row, lengths_PC, cut_PC, error_PC)
     return Loaded(tuple(runs), tuple(outcomes), forest)
 
 

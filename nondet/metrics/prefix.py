@@ -72,14 +72,15 @@ class PrefixForest:
     """The prefix trees of all items.
 
     order_PC: int32 (P, C), run numbers in walking order. shared_PC: int32 (P, C), tokens shared
-    with the run before in that order. lengths_PC: int64 (P, C) and cut_PC: bool (P, C), by run
-    number.
+    with the run before in that order. lengths_PC: int64 (P, C), cut_PC: bool (P, C), and error_PC:
+    bool (P, C), those of the cut that ended in an error, by run number.
     """
 
     order_PC: NDArray[np.int32]
     shared_PC: NDArray[np.int32]
     lengths_PC: NDArray[np.int64]
     cut_PC: NDArray[np.bool_]
+    error_PC: NDArray[np.bool_]
 
     @cached_property
     def rank_PC(self) -> NDArray[np.int64]:
@@ -111,11 +112,16 @@ def build_forest(
     row: Callable[[int, int], NDArray[Any]],
     lengths_PC: NDArray[np.int64],
     cut_PC: NDArray[np.bool_],
+    error_PC: NDArray[np.bool_] | None = None,
 ) -> PrefixForest:
-    """The prefix trees of all items; ``row(run, item)`` gives the tokens of one response."""
+    """The prefix trees of all items; ``row(run, item)`` gives the tokens of one response.
+
+    error_PC: none where it is left out.
+    """
     items, runs = lengths_PC.shape
     order = np.empty((items, runs), dtype=np.int32)
     shared = np.empty((items, runs), dtype=np.int32)
     for item in range(items):
         order[item], shared[item] = walk([row(run, item) for run in range(runs)])
-    return PrefixForest(order, shared, lengths_PC, cut_PC)
+    lost = np.zeros_like(cut_PC) if error_PC is None else error_PC
+    return PrefixForest(order, shared, lengths_PC, cut_PC, lost)

@@ -111,17 +111,20 @@ def _run_numbers(loaded: Loaded, first: Comparison, run: int) -> dict[str, objec
     }
 
 
-def _repeats_identical(study: Study, loaded: Loaded | None) -> dict[str, bool]:
+def _repeats_identical(study: Study, loaded: Loaded | None) -> dict[str, bool | None]:
+    """Whether the repeats of a setting agree; None where some of them cannot tell."""
     members: dict[str, list[int]] = {}
     for at, run in enumerate(study.complete):
         members.setdefault(repr(study.setting_key(run)), []).append(at)
     if loaded is None:
         return {}
-    return {
-        key: bool(against(loaded.forest, runs[0]).identical[:, runs].all())
-        for key, runs in members.items()
-        if len(runs) > 1
-    }
+    said: dict[str, bool | None] = {}
+    for key, runs in members.items():
+        if len(runs) > 1:
+            found = against(loaded.forest, runs[0])
+            alike = bool(found.identical[:, runs].all())
+            said[key] = False if found.diverged[:, runs].any() else alike or None
+    return said
 
 
 def pairs_table(study: Study, loaded: Loaded, scan: Scan) -> pd.DataFrame:

@@ -97,14 +97,15 @@ def compare_sides(a: Side, b: Side) -> Difference:
     prefix = np.array(
         [common_prefix(a.tokens.row(row), b.tokens.row(row)) for row in range(rows)], dtype=np.int64
     )
+    lost = a.outcomes.error_P | b.outcomes.error_P
     found = compare_lengths(
-        prefix, a.tokens.lengths, b.tokens.lengths, a.outcomes.cut_P, b.outcomes.cut_P
+        prefix, a.tokens.lengths, b.tokens.lengths, a.outcomes.cut_P, b.outcomes.cut_P, lost
     )
     decided = found.diverged | found.identical
     share = share_of_known(found.diverged, decided, a.outcomes.item_P)
     only_a, only_b, _ = flips(a.outcomes.correct_P, b.outcomes.correct_P)
     # What an error left behind is no answer of its own.
-    ended = ~(a.outcomes.error_P | b.outcomes.error_P)
+    ended = ~lost
     before_a, before_b = _heads(a.logprobs, prefix), _heads(b.logprobs, prefix)
     unequal, compared = _unequal(before_a, before_b)
     return Difference(
