@@ -213,7 +213,8 @@ HOSTILE: dict[str, tuple[str, str]] = {
         body("import os\nos.closerange(0, 64)\nreturn 'x'"),
         "error",
     ),
-    "endless answer": (body("return 'x' * 10**8"), "error|memory_limit"),
+    # Longer than a message may be; ten times as long, it would cost half the CPU budget.
+    "endless answer": (body("return 'x' * (2 * 10**7)"), "error"),
     "deep answer": (body("x = []\nfor _ in range(10**5): x = [x]\nreturn x"), "wrong"),
     "folder that cannot be removed": (
         body(
@@ -439,11 +440,13 @@ def test_folders_run_out_long_before_the_budget() -> None:
         "        os.chdir('d' * 200)\n        n += 1\n"
         "except OSError as error:\n    print(n, error.errno, time.process_time())"
     )
-    with Sandbox(LIMITS, "namespaces") as sandbox:
+    # The budget of the marker, and not these tests' short one: seconds are the machine's.
+    limits = Limits()
+    with Sandbox(limits, "namespaces") as sandbox:
         shown = sandbox.run_script(count, "").stdout.split()
     assert int(shown[0]) < 1024
     assert int(shown[1]) == errno.ENOSPC
-    assert float(shown[2]) < 0.5 * LIMITS.cpu_s
+    assert float(shown[2]) < 0.5 * limits.cpu_s
 
 
 def fork_busy(core: int, seconds: float, policy: int) -> int:
@@ -465,15 +468,20 @@ def test_waiting_for_a_processor_is_not_idleness() -> None:
     core = min(os.sched_getaffinity(0))
     greedy = fork_busy(core, 60, os.SCHED_OTHER)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    took = 0.0
     try:
-        pid = fork_busy(core, 0.006, os.SCHED_IDLE)
-        began = time.monotonic()
-        end = Watch(proc).wait(pid, {"idle_s": 0.2})
-        took = time.monotonic() - began
+        # How much it gets at a time is the kernel's: more is wanted until it has to wait for it.
+        for wanted in (0.006, 0.02, 0.06):
+            pid = fork_busy(core, wanted, os.SCHED_IDLE)
+            began = time.monotonic()
+            end = Watch(proc).wait(pid, {"idle_s": 0.2})
+            took = time.monotonic() - began
+            assert (end.idle, end.status) == (False, 0)
+            if took > 0.5:
+                break
     finally:
         os.close(proc)
         reap(greedy, killed=True)
-    assert (end.idle, end.status) == (False, 0)
     assert took > 0.5, "the process was not starved: this shows nothing"
 
 
