@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,6 @@ from tiny_llama import make_tiny_llama
 
 from nondet.backends import vllm_layercast as plugin
 from nondet.backends.vllm import VLLMBackend
-from nondet.settings import SettingError
 
 
 class Linear:
@@ -109,14 +109,22 @@ def test_a_wide_matrix_is_a_hole() -> None:
     assert (found["holes"], found["holes_first"]) == (1, ["experts.weight"])
 
 
-def test_the_engine_is_started_in_float32_with_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_is_started_in_float32_with_the_switch() -> None:
     assert arguments(dtype="layercast")["dtype"] == "float32"
     assert VLLMBackend.environment(setting(dtype="layercast"))[plugin.SWITCH] == "bfloat16"
     assert plugin.SWITCH not in VLLMBackend.environment(setting(dtype="fp32"))
-    monkeypatch.setattr(plugin, "entry_points", lambda group: [])
-    plugin.check_processes(1)
-    with pytest.raises(SettingError, match="gpus=2"):
-        plugin.check_processes(2)
+
+
+def test_every_process_of_vllm_registers_it(
+    classes: tuple[type[Linear], type[Embedding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(plugin.SWITCH, "bfloat16")
+    name = arguments(dtype="layercast", gpus=2)["worker_extension_cls"]
+    sys.modules.pop(name.rpartition(".")[0], None)  # as in a process that starts
+    import_module(name.rpartition(".")[0])
+    layer = torch.nn.Module()
+    classes[0]().create_weights(layer, 8, [2], 8, 2, torch.float32)
+    assert layer.weight.dtype == torch.bfloat16
 
 
 REAL = """
@@ -129,7 +137,7 @@ from nondet.settings import setting_from
 if __name__ == "__main__":
     options = {{"name": "vllm", "eager": True, "max_length": 128, "cache_gib": 1}}
     setting = setting_from({{"backend": options, "dtype": sys.argv[1], "threads": 1,
-                            "max_new_tokens": 8, "batch_size": 2}})
+                            "max_new_tokens": 8, "batch_size": 2, "gpus": int(sys.argv[3])}})
     VLLMBackend.check(setting)
     os.environ.update(VLLMBackend.environment(setting))
     backend = VLLMBackend(setting, sys.argv[2])
@@ -147,20 +155,23 @@ class TestRealVLLM:
 
     def test_answers_are_those_of_fp32(self, tmp_path: Path) -> None:
         folder = make_tiny_llama(
-            tmp_path, hidden_size=128, num_attention_heads=2, num_key_value_heads=1, head_dim=64
+            tmp_path, hidden_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=64
         )
         script = tmp_path / "real.py"
         script.write_text(REAL.format(paths=[str(ROOT), str(ROOT / "kernels")]))
         found = {}
-        for dtype in ("layercast", "fp32"):
+        for dtype, gpus in (("layercast", 1), ("fp32", 1), ("layercast", 2)):
             done = subprocess.run(
-                [str(PYTHON), str(script), dtype, str(folder)],
+                [str(PYTHON), str(script), dtype, str(folder), str(gpus)],
                 capture_output=True, text=True, check=True,
             )  # fmt: skip
-            found[dtype] = json.loads(done.stdout.splitlines()[-1])
-        assert found["layercast"]["tokens"] == found["fp32"]["tokens"]
-        for a, b in zip(found["layercast"]["logprobs"], found["fp32"]["logprobs"], strict=True):
-            assert a == pytest.approx(b, abs=2e-5)
-        state = found["layercast"]["state"]
-        assert state["holes"] == 0
-        assert state["stored_parameters"]["float32"] < 1e-2 * state["stored_parameters"]["bfloat16"]
+            said = [line for line in done.stdout.splitlines() if line.startswith("{")]
+            found[dtype, gpus] = json.loads(said[-1])
+        truth = found.pop(("fp32", 1))
+        for own in found.values():
+            assert own["tokens"] == truth["tokens"]
+            for a, b in zip(own["logprobs"], truth["logprobs"], strict=True):
+                assert a == pytest.approx(b, abs=2e-5)
+            assert own["state"]["holes"] == 0
+            stored = own["state"]["stored_parameters"]
+            assert stored["float32"] < 1e-2 * stored["bfloat16"]

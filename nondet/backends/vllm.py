@@ -115,11 +115,6 @@ class VLLMBackend(EngineBackend):
         for key in arguments:
             if key not in known:
                 raise ValueError(f"this vLLM has no engine argument {key}")
-        if setting.dtype == "layercast":
-            from nondet.backends.vllm_layercast import check_processes, register
-
-            check_processes(setting.gpus)
-            register()
         self.llm = LLM(**arguments)
         self.longest = int(self.llm.llm_engine.vllm_config.model_config.max_model_len)
 

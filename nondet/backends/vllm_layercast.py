@@ -5,16 +5,15 @@ bits, where the checkpoint's numbers land unchanged; products read them as ``pre
 does, looked up rows are cast. All else (norms, rotary tables, attention, cache, logits) is FP32
 as vLLM has it with float32. Vectors such as the weights of norms are stored in FP32.
 
-The plugin does nothing unless NONDET_LAYERCAST names the 16-bit type. The backend calls
-``register`` itself; vLLM's other processes find it through the entry-point group
-``vllm.general_plugins`` where this package is installed with vLLM. It may be called any number of
-times.
+The plugin does nothing unless NONDET_LAYERCAST names the 16-bit type. Runs and servers of the
+backend reach it through ``vllm_worker``, in every process; a vLLM started by hand finds it in the
+entry-point group ``vllm.general_plugins`` where this package is installed with it. It may be
+called any number of times.
 """
 
 from __future__ import annotations
 
 import os
-from importlib.metadata import entry_points
 from typing import Any
 
 import torch
@@ -22,9 +21,7 @@ from torch import Tensor
 from torch.library import Library
 
 from nondet.precision.products import choose_product, product
-from nondet.settings import SettingError
 
-GROUP, NAME = "vllm.general_plugins", "nondet_layercast"
 SWITCH = "NONDET_LAYERCAST"
 _registered = False
 
@@ -51,14 +48,6 @@ def stored_dtype() -> torch.dtype | None:
     """The 16-bit type that NONDET_LAYERCAST asks for; None when it is not set."""
     name = os.environ.get(SWITCH)
     return getattr(torch, name) if name in ("bfloat16", "float16") else None
-
-
-def check_processes(gpus: int) -> None:
-    """Raise SettingError if vLLM would start processes that do not find this plugin."""
-    known = {entry.name for entry in entry_points(group=GROUP)}
-    if gpus > 1 and NAME not in known:
-        wanted = "1 with dtype=layercast, or llm-nondet installed beside vLLM"
-        raise SettingError("gpus", gpus, wanted)
 
 
 def register() -> None:
