@@ -133,6 +133,28 @@ def test_bias_alpha_and_beta(switch: invariant, dtype: torch.dtype, shape: tuple
         assert same_bits(torch.cat(rows), got)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_with_a_bias_in_either_layout(
+    switch: invariant, dtype: torch.dtype, threads: int
+) -> None:
+    """A library may add the bias before or after the products, by the number of rows."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for n, k in ((64, 64), (1000, 33), (1, 64)):
+            x, weights = drawn("wide", 40, n, k, dtype)
+            bias = torch.randn(n).to(dtype)
+            for turned in (weights.t(), weights.t().contiguous()):
+                for beta, alpha in ((1, 1), (1, 0.3), (0.7, 0.3)):
+                    whole = torch.addmm(bias, x, turned, beta=beta, alpha=alpha)
+                    for rows in (1, 2, 3, 5, 8, 17, 33):
+                        part = torch.addmm(bias, x[7 : 7 + rows], turned, beta=beta, alpha=alpha)
+                        assert same_bits(part, whole[7 : 7 + rows]), (n, k, rows, beta, alpha)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_beta_zero_does_not_read_the_bias(switch: invariant) -> None:
     x, weights = drawn("normal", 5, 8, 12, torch.float32)
     nan = torch.full((8,), math.nan)

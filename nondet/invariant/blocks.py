@@ -71,6 +71,8 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None, beta: float = 1, a
     weights = b.t()
     shape = Shape(n, k, a.dtype, _layout(weights), bias is not None, torch.get_num_threads())
     sizes = proven_sizes(shape)
+    if bias is not None and (beta, alpha) != (1, 1) and sizes:
+        sizes = (BASE,)  # what a probe proves, it proves without factors
     if sizes and rows <= sizes[-1] and out is None:
         size = next(size for size in sizes if size >= rows)
         if size == sizes[0] or not _wasteful(size, rows):
@@ -124,9 +126,9 @@ def proven_sizes(shape: Shape) -> tuple[int, ...]:
 
 
 def _layout(weights: Tensor) -> str:
-    if weights.is_contiguous():
-        return "rows"
-    return "columns" if weights.t().is_contiguous() else "strided"
+    # By the strides themselves: (1, K) may be contiguous either way and be multiplied differently.
+    n, k = weights.shape
+    return {(k, 1): "rows", (1, n): "columns"}.get(weights.stride(), "strided")
 
 
 def _probe(shape: Shape) -> tuple[int, ...]:
@@ -158,8 +160,8 @@ def sizes_to_try(shape: Shape) -> tuple[int, ...]:
 
 
 def in_blocks(weights: Tensor, rows: Tensor, size: int, biased: bool) -> Tensor:
-    """All rows, a whole number of blocks of ``size``."""
-    bias = torch.zeros(1, 1, dtype=rows.dtype).expand(size, len(weights)) if biased else None
+    """All rows, a whole number of blocks of ``size``; the bias is that of ``cancelling``."""
+    bias = -weights[:, 0].expand(size, -1) if biased else None
     parts = (rows[i : i + size] for i in range(0, rows.shape[0], size))
     empty = rows.new_empty(0, len(weights))
     return torch.cat([empty, *(_block(weights, part, size, bias, 1, 1) for part in parts)])
@@ -169,11 +171,12 @@ def cancelling(rows: int, shape: Shape) -> tuple[Tensor, Tensor]:
     """(rows, K) and weights (N, K) whose exact products are all zero (K odd: nearly all).
 
     Half of the weights repeat the other half with the sign turned, at places drawn once, and the
-    rows repeat likewise. Exponents spread over 2^8 so that partial sums round at many sizes.
+    rows repeat likewise. Exponents spread over 2^8 so that partial sums round at many sizes. With a
+    bias, the first of K is left out: rows are 1 there, and the bias takes its weight away again.
     """
     draw = torch.Generator().manual_seed(shape.n * 1_000_003 + shape.k)
-    half = shape.k // 2
-    places = torch.randperm(shape.k, generator=draw)
+    half = (shape.k - shape.biased) // 2
+    places = shape.biased + torch.randperm(shape.k - shape.biased, generator=draw)
     one, other = places[:half], places[half : 2 * half]
 
     def values(count: int) -> Tensor:
@@ -189,6 +192,9 @@ def cancelling(rows: int, shape: Shape) -> tuple[Tensor, Tensor]:
     drawn = values(shape.n)
     weights[:, one] = drawn
     weights[:, other] = -drawn
+    if shape.biased:
+        x[:, 0] = 1
+        weights[:, 0] = 16 * torch.randn(shape.n, generator=draw)
     return x, weights
 
 
