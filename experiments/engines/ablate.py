@@ -21,6 +21,8 @@ from experiments.together import Outcome, failures, run_all
 from nondet.runs import read_run
 from nondet.settings import Setting, setting_from
 
+# After so many no run goes on; a lent machine ends a call after 600.
+SECONDS = 500
 VARIANTS: dict[str, dict[str, Any]] = {
     "as in study.py": {},
     "Triton attention": {"attention_backend": "TRITON_ATTN"},
@@ -54,7 +56,7 @@ def main(words: list[str]) -> int:
         for options in VARIANTS.values()
         for size in sizes
     ]
-    found = run_all({store: chosen}, "ablate", len(chosen))
+    found = run_all({store: chosen}, "ablate", len(chosen), SECONDS)
     outcomes = iter(found[store])
     rows = [row(name, [next(outcomes) for _ in sizes], store) for name in VARIANTS]
     out.write_text(json.dumps(rows, indent=1, default=str))

@@ -1,9 +1,10 @@
 """Runs of several engines on one GPU, many at a time, each in its own process.
 
-    python -m experiments.engines.study MODEL_FOLDER STORE ENGINE[,ENGINE] [ITEMS TOKENS TOGETHER]
+    python -m experiments.engines.study MODEL STORE ENGINE[,ENGINE] [ITEMS TOKENS TOGETHER SECONDS]
 
 For machines without Hydra: settings are made here, planned and executed as ``nondet.run`` does.
-Bits do not depend on what else the GPU does; tokens/s do, so speed.py measures those alone.
+Bits do not depend on what else the GPU does; tokens/s do, so speed.py measures those alone. After
+SECONDS (500) no run goes on; the same command goes on with the study.
 $PYTHON_VLLM and $PYTHON_SGLANG are the engines' interpreters.
 """
 
@@ -41,9 +42,10 @@ def settings(model: str, engine: str, items: int, tokens: int) -> list[Setting]:
 def main(words: list[str]) -> int:
     """Plan all, then run them, so many at a time; 1 when one failed."""
     model, store, engines = words[0], Path(words[1]), words[2].split(",")
-    items, tokens, together = (int(w) for w in words[3:6] or ("64", "128", "8"))
+    given = [int(word) for word in words[3:7]]
+    items, tokens, together, seconds = [*given, *(64, 128, 8, 500)[len(given) :]]
     chosen = [one for engine in engines for one in settings(model, engine, items, tokens)]
-    return int(failures(run_all({store: chosen}, "engines", together)) > 0)
+    return int(failures(run_all({store: chosen}, "engines", together, seconds)) > 0)
 
 
 if __name__ == "__main__":
