@@ -10,12 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.yuan2025 import claims, launch, ordering
+from experiments.yuan2025 import claims, figures, launch, ordering
 from experiments.yuan2025.matrix import Cell, Scale, load_scale
 from experiments.yuan2025.numbers import workloads
 from experiments.yuan2025.page import controls
 from experiments.yuan2025.results import from_studies, load_results, save_results
 from experiments.yuan2025.tables import Tables, specs
+from nondet.report.style import house
 from nondet.sweep import setting_of
 from tests import yuan_study
 from tests.factory import Row, forked, make_rows, write_run
@@ -60,6 +61,21 @@ def test_an_error_is_no_item_that_stays_the_same(tmp_path: Path) -> None:
     assert len(bf16) == 2
     assert (bf16["items"] == ITEMS - 1).all()
     assert (bf16["says"] == claims.SAME).all()
+
+
+def test_figures_leave_out_what_is_not_known(tmp_path: Path) -> None:
+    def lost(cell: Cell, rows: list[Row]) -> list[Row]:
+        return failing(rows) if cell.values.get("dtype") == "fp32" else rows
+
+    scale, _ = study(tmp_path, lost)
+    results = load_results(scale, tmp_path)
+    tables = Tables(scale, results, workloads(results))
+    with house():
+        parted, gaps = (figures.make(name, tables) for name in ("figure_5", "figure_3_right"))
+    counts = parted.table.groupby(["task", "group"])["items"].sum()
+    assert counts["recall", "fp32"] == ITEMS - 1
+    assert counts["recall", "bf16"] == ITEMS
+    assert set(gaps.table["items"]) == {ITEMS - 1}
 
 
 def test_an_error_in_a_repeat_is_no_control_that_held(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from experiments.yuan2025.forks import candidates
 from experiments.yuan2025.numbers import SEED, Workload, level, partition, value_of
 from experiments.yuan2025.tables import Spec, Tables, specs, wanted
-from nondet.metrics.divergence import div_index
+from nondet.metrics.divergence import div_index, unique_outputs
 from nondet.metrics.intervals import mean_over_items
 from nondet.metrics.load import read_column
 from nondet.metrics.prefix import NEVER
@@ -26,14 +27,11 @@ from nondet.report.style import (
     DTYPE_MARKERS,
     FAINT,
     INK,
-    MUTED,
     OTHER_COLOURS,
     canvas,
     looks,
     shorten,
 )
-from nondet.report.viewer import decoder
-from nondet.study import Study
 
 LABELS = {
     "avg_std_top1_prob": "Avg_Std@top1_prob (1e-4), 95 % interval",
@@ -41,8 +39,8 @@ LABELS = {
 }
 # The axis of the paper's figure 3, and its bins.
 GAP_EDGES = np.linspace(0.0, 0.03, 31)
-# Candidates drawn at a fork, and rows of a figure of estimates.
-CANDIDATES, MOST_ROWS = 4, 48
+# Rows of a figure of estimates.
+MOST_ROWS = 48
 NOTHING = "No finished runs of this scale enter here."
 
 
@@ -145,10 +143,14 @@ def _histogram(name: str, spec: Spec, tables: Tables) -> Panel:
         groups = partition(workload, lambda r: wanted(r.cell, spec, tables.scale), ["dtype"])
         for (dtype,), group in groups.items():
             if len(group.runs) > 1:
-                found[workload, dtype] = div_index(workload.loaded.forest, group.runs)
+                forest = workload.loaded.forest
+                position = div_index(forest, group.runs)
+                # Neither parted nor equal: an error, of which is not known what it would have said.
+                known = (position != NEVER) | (unique_outputs(forest, group.runs) == 1)
+                found[workload, dtype] = position[known]
     if not found:
         return Panel(name, spec["title"], "", pd.DataFrame(), words=NOTHING)
-    edges = bin_edges(max(int(position.max()) for position in found.values()))
+    edges = bin_edges(max(int(position.max(initial=0)) for position in found.values()))
     rows = []
     for (workload, dtype), position in found.items():
         head = {"model": workload.model, "task": workload.name, "group": dtype}
@@ -183,7 +185,9 @@ def _gaps(name: str, spec: Spec, tables: Tables) -> Panel:
         counts = []
         for row in range(len(workload.loaded.item_P)):
             best = np.exp(column.row(row).reshape(-1, run.top_k)[:, :2].astype(np.float64))
-            counts.append(np.histogram(best[:, 0] - best[:, 1], GAP_EDGES)[0] / max(len(best), 1))
+            inside = np.histogram(best[:, 0] - best[:, 1], GAP_EDGES)[0]
+            # A response without positions has no share of them.
+            counts.append(inside / len(best) if len(best) else np.full(len(inside), np.nan))
         share_PB = np.stack(counts)
         rng = np.random.default_rng([SEED, zlib.crc32(f"{name} {workload.name}".encode())])
         for place, (start, stop) in enumerate(pairwise(GAP_EDGES)):
@@ -210,68 +214,10 @@ def _gaps(name: str, spec: Spec, tables: Tables) -> Panel:
     return Panel(name, spec["title"], f"Histogram of gaps. {listed}.", table, figure, note=note)
 
 
-def _candidates(name: str, spec: Spec, tables: Tables) -> Panel:
-    """The best candidates of every setting at the first place where one item's answers part."""
-    for workload, runs in _members(spec, tables):
-        position = div_index(workload.loaded.forest, runs)
-        parted = np.flatnonzero(position != NEVER)
-        if len(runs) > 1 and len(parted):
-            row = int(parted[0])
-            return _fork(name, spec, workload, runs, row, int(position[row]))
-    return Panel(name, spec["title"], "", pd.DataFrame(), words="No item's answers part.")
-
-
-def _fork(
-    name: str, spec: Spec, workload: Workload, runs: Sequence[int], row: int, position: int
-) -> Panel:
-    decode = decoder(Study("", tuple(workload.loaded.runs[:1])))
-    rows = []
-    for place in runs:
-        run, result = workload.loaded.runs[place], workload.results[place]
-        ids, logprobs = (read_column(run, c).row(row) for c in ("top_ids", "top_logprobs"))
-        k = run.top_k
-        if position * k >= len(ids):
-            continue
-        setting = f"{value_of(result, 'gpus')} x, batch {value_of(result, 'batch_size')}"
-        for rank in range(min(k, CANDIDATES)):
-            token = int(ids[position * k + rank])
-            text = decode([token])[0] if decode else ""
-            chance = float(np.exp(np.float64(logprobs[position * k + rank])))
-            head = {"setting": setting, "rank": rank + 1, "token": token, "text": text}
-            rows.append({**head, "probability": chance})
-    table = pd.DataFrame(rows)
-    item = workload.loaded.outcomes[0].keys[row]
-    same: dict[str, Any] = {"task": workload.name, "item": item, "position": position}
-    for place, (key, value) in enumerate(same.items()):
-        table.insert(place, key, value)
-    note = (
-        f"Item {item} of {workload.name}, token {position} (from 0): one example, no estimate. "
-        f"{len(runs)} settings."
-    )
-    alt = f"Probabilities of the candidates at token {position} of item {item}, by setting."
-    return Panel(name, spec["title"], alt, table, _fork_figure(table), note=note)
-
-
-def _fork_figure(table: pd.DataFrame) -> Figure:
-    settings = list(dict.fromkeys(table["setting"]))
-    figure, ax = canvas(COLUMN, 2.4)
-    tokens = table.groupby("token")["probability"].max().nlargest(CANDIDATES).index
-    for colour, token in zip(OTHER_COLOURS, tokens, strict=False):
-        part = table[table["token"] == token]
-        text = repr(part["text"].iloc[0]) if part["text"].iloc[0] else f"token {token}"
-        places = [settings.index(setting) for setting in part["setting"]]
-        ax.plot(places, part["probability"], "o-", color=colour, label=shorten(text, 20), lw=0.8)
-    ax.set_xticks(range(len(settings)), settings, rotation=30, ha="right", color=MUTED)
-    ax.set_ylabel("probability")
-    ax.grid(axis="y", color=FAINT, lw=0.6)
-    ax.legend(labelcolor=INK, loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
-
-
 DRAWERS: Mapping[str, Any] = {
     "accuracies": _accuracies,
     "estimates": _estimates,
     "histogram": _histogram,
     "gaps": _gaps,
-    "candidates": _candidates,
+    "candidates": lambda name, spec, tables: candidates(name, spec, _members(spec, tables)),
 }
