@@ -128,7 +128,9 @@ def proven_sizes(shape: Shape) -> tuple[int, ...]:
 def _layout(weights: Tensor) -> str:
     # By the strides themselves: (1, K) may be contiguous either way and be multiplied differently.
     n, k = weights.shape
-    return {(k, 1): "rows", (1, n): "columns"}.get(weights.stride(), "strided")
+    if weights.stride() == (k, 1):
+        return "rows"
+    return "columns" if weights.stride() == (1, n) else "strided"
 
 
 def _probe(shape: Shape) -> tuple[int, ...]:

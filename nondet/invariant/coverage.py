@@ -115,7 +115,10 @@ class Watch(BaseOperations):  # type: ignore[no-untyped-call]
         key = "CUDA" if any(x.is_cuda for x in tensors) else "CPU"
         if name == "nondet::attention":
             entry.covered_calls += active("attention")
-        elif active(self.groups.get(f"{key}:{name.removeprefix('aten::')}", "")):
+        elif active(self.groups.get(f"{key}:{name.removeprefix('aten::')}", "")) and not any(
+            x.is_complex()
+            for x in tensors  # these stay torch's own
+        ):
             entry.covered_calls += 1
         elif base_name(name) not in _NATURE:
             shape = str([tuple(x.shape) for x in tensors])
