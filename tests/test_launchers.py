@@ -10,10 +10,22 @@ import toy
 from nondet.study import load_study
 
 pytestmark = pytest.mark.slow
+# Ray's own limits on a busy machine: seconds for its parts to come up, and no job is ended because
+# somebody else has the memory.
+PATIENT = {
+    "RAY_gcs_server_port_wait_time_s": "600",
+    "RAY_worker_register_timeout_seconds": "600",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 
 
 @pytest.mark.parametrize("launcher", ["submitit_local", "ray"])
-def test_a_study_through_a_launcher(launcher: str, tmp_path: Path) -> None:
+def test_a_study_through_a_launcher(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in PATIENT.items():
+        monkeypatch.setenv(name, value)
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.split('_')[0]}_launcher")
     toy.write_items(tmp_path / "items.jsonl", 6)
     words = [f"+launcher={launcher}", "batch_size=1,2", "repeats=1", "-m"]
