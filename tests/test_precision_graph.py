@@ -35,8 +35,12 @@ def test_replayed_steps_give_the_same_answers(folder: Path) -> None:
     backend.start()
     waves = [[Request("a", (5, 6, 7)), Request("b", (9,))], [Request("c", (8, 1))]]
     plain = [backend.generate(wave) for wave in waves]
-    graphs = DecodeGraphs(backend.model, capture=lambda call: call)
-    replayed = [backend.generate(wave) for wave in waves]
+    backend.graphs = graphs = DecodeGraphs(backend.model, capture=lambda call: call)
+    replayed = []
+    for wave in waves:
+        replayed.append(backend.generate(wave))
+        # A prompt of one token looks like a decode step: it must find nothing to replay.
+        assert (graphs.key, graphs.replay, graphs.inputs) == (None, None, [])
     # A prefill and a warm-up step a wave are not replayed.
     assert graphs.replays == 2 * (setting.max_new_tokens - 2)
     for a, b in zip(plain[0] + plain[1], replayed[0] + replayed[1], strict=True):

@@ -166,6 +166,8 @@ class HFBackend(Backend):
                     [recorder, *self.group.checks(recorder)]
                 ),
             )
+        if self.graphs is not None:
+            self.graphs.forget()
         assert recorder.first is not None
         self.first_token_s = recorder.first - began
         self.cache_bytes = max(self.cache_bytes, cache_bytes(output) or 0)

@@ -32,7 +32,7 @@ def captured(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 class DecodeGraphs:
-    """Stands in for ``model.forward`` until ``undo``; one graph at a time, that of the last wave.
+    """Stands in for ``model.forward`` until ``undo``; one graph at a time, dropped after its wave.
 
     What it returns is overwritten by the next step; ``generate`` copies the logits out of it.
     """
@@ -57,13 +57,17 @@ class DecodeGraphs:
     def undo(self) -> None:
         """Give the model its own forward back and drop the graph."""
         del self.model.forward
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the graph, as after a wave: its cache is freed, and the next may get its address."""
         self.replay, self.inputs, self.key = None, [], None
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         ids = kwargs.get("input_ids")
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
         if args or ids is None or ids.shape[1] != 1 or cache is None:
-            self.key, self.replay = None, None
+            self.forget()
             return self.inner(*args, **kwargs)
         leaves, spec = tree_flatten(kwargs)
         places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
