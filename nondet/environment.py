@@ -23,10 +23,14 @@ SWITCHES = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_",
     "CUDA_VISIBLE_DEVICES",
+    "CUDNN_",
+    "DISABLE_ADDMM_CUDA_LT",
     "DNNL_",
     "FLASHINFER_",
     "FLASH_ATTENTION_",
+    "GOMP_",
     "KMP_",
+    "LD_PRELOAD",
     "MKL_",
     "NCCL_",
     "NVIDIA_TF32_OVERRIDE",
@@ -38,16 +42,19 @@ SWITCHES = (
     "TORCHDYNAMO_",
     "TORCHINDUCTOR_",
     "TORCH_",
+    "TRANSFORMERS_SDPA_FORCE_GQA",
     "TRITON_",
     "USE_HUB_KERNELS",
     "VLLM_",
 )
 # Of these, what only says where files lie, what is logged, or which GPUs there are.
-IDLE = ("_CACHE", "_DIR", "_HOME", "_PATH", "_ROOT", "_LOG", "DEBUG", "VERBOSE", "USAGE_STATS",
-        "CUDA_VISIBLE_DEVICES")  # fmt: skip
+IDLE = re.compile(
+    r"(_CACHE|_DIR|_HOME|_PATH|_ROOT|_LOGS?)$|_CACHE_(DIR|ROOT|PATH)|_LOG(GING)?_|_LOGS_"
+    r"|DEBUG|VERBOSE|USAGE_STATS|CUDA_VISIBLE_DEVICES"
+)
 SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 # Sources whose change can change generated tokens; part of a run's identity.
-GENERATING = ("worker.py", "waves.py", "backends", "invariant", "parallel", "precision")
+GENERATING = ("worker.py", "waves.py", "serve.py", "backends", "invariant", "parallel", "precision")
 
 
 def versions(packages: Sequence[str]) -> dict[str, str | None]:
@@ -177,7 +184,7 @@ def inherited_switches(replaced: Collection[str]) -> dict[str, str]:
     return {
         name: value
         for name, value in switches().items()
-        if name not in replaced and not any(word in name for word in IDLE)
+        if name not in replaced and not IDLE.search(name)
     }
 
 

@@ -31,11 +31,17 @@ def plan(tiny: Path, prompts: Path, **changes: Any) -> Plan:
         ("NVIDIA_TF32_OVERRIDE", "1", True),
         ("CUBLAS_WORKSPACE_CONFIG", ":4096:8", True),
         ("TORCHINDUCTOR_MAX_AUTOTUNE", "1", True),
+        ("VLLM_KV_CACHE_LAYOUT", "HND", True),
+        ("DISABLE_ADDMM_CUDA_LT", "1", True),
+        ("TRANSFORMERS_SDPA_FORCE_GQA", "1", True),
+        ("LD_PRELOAD", "", True),
         # The factor threads decides.
         ("OMP_NUM_THREADS", "7", False),
         ("TORCH_LOGS", "recompiles", False),
         ("TRITON_CACHE_DIR", "somewhere", False),
         ("VLLM_LOGGING_LEVEL", "DEBUG", False),
+        ("VLLM_CACHE_ROOT", "somewhere", False),
+        ("TORCHINDUCTOR_FX_GRAPH_CACHE", "0", False),
         ("VLLM_API_KEY", "secret", False),
     ],
 )
