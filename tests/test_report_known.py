@@ -13,6 +13,7 @@ import pytest
 from factory import Row, forked, make_rows, make_study, write_run
 
 from nondet.analysis import analyse
+from nondet.metrics.intervals import clopper_pearson
 from nondet.report import cells, drawn, panels, tables
 from nondet.report.context import Context, make_context
 from nondet.report.page import control_entries
@@ -173,13 +174,33 @@ def test_sampled_answers_do_not_stand_beside_greedy_ones(
         more = {"task": {"name": "aime24", "items": 30, "marker": "m"}}
         write_run(tmp_path / "runs", {**factors, "dtype": "bf16"}, base(), **more)
     view = make_view(load_study([tmp_path]))
-    assert len(matching(view, published_values())) == (0 if temperature else 22)
+    assert len(matching(view, published_values())) == (0 if temperature else 16)
     table = beside_published(view)
     assert table.empty == bool(temperature)
     if not temperature:
         assert set(table["our_items"]) == {30}
         assert not pd.isna(table["ours"]).any()
         assert not math.isnan(table["published"].iloc[0])
+
+
+def test_sampled_answers_stand_beside_as_many_samples(tmp_path: Path) -> None:
+    for size in (1, 2):
+        factors = {"batch_size": size, "model": PAPER_MODEL, "temperature": 0.7, "samples": 16}
+        more = {"task": {"name": "aime24", "items": 30, "marker": "m"}}
+        rows = base(4 * 16)
+        write_run(tmp_path / "runs", {**factors, "dtype": "bf16"}, rows, samples=16, **more)
+    view = make_view(load_study([tmp_path]))
+    table = beside_published(view)
+    assert table[["metric", "dtype"]].values.tolist() == [["std_pass_at_1", "bf16"]]
+    assert table["published_settings"].item().endswith("n=16")
+    assert table["ours"].item() == 0
+    # The interval counts the items and not their samples.
+    assert table["high"].item() == 100 * std_at_acc_of(4)
+
+
+def std_at_acc_of(items: int) -> float:
+    """Upper end where no item was seen to change."""
+    return math.sqrt(clopper_pearson(0, items).high / (4 * items))
 
 
 @pytest.mark.filterwarnings("error")

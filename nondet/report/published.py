@@ -14,12 +14,16 @@ from nondet.report.view import View
 COLUMNS = ["metric", "dtype", "ours", "low", "high", "our_settings", "our_items", "published"]
 COLUMNS += ["published_settings", "unit", "source", "suspect"]
 
+# The metric of sampled answers; all others are of greedy decoding.
+SAMPLED = "std_pass_at_1"
 # Published metric: our table, factor to the published unit.
 OURS = {
     "std_at_acc": ("std_at_acc", 100.0),
     "avg_std_output_length": ("avg_std_output_length", 1.0),
     "avg_std_top1_prob": ("avg_std_top1_prob", 1e4),
     "div_percent": ("div_index", 100.0),
+    # Std of Pass@1: the same deviation, of shares of right samples.
+    SAMPLED: ("std_at_acc", 100.0),
 }
 
 
@@ -39,10 +43,13 @@ def matching(view: View, values: pd.DataFrame) -> pd.DataFrame:
         return values.head(0)
     run = view.study.complete[0]
     task = str((run.record.get("task") or {}).get("name", ""))
-    samples = int(run.factors.get("samples") or 1)
+    sampled = values["metric"] == SAMPLED
     if run.factors.get("temperature"):
-        # What was sampled is published apart from what was decoded greedily.
-        task = f"{task}, {samples} samples"
+        # What was sampled is published apart, by its number of samples.
+        ending = f" n={int(run.factors.get('samples') or 1)}"
+        values = values[sampled & values["setting"].str.endswith(ending)]
+    else:
+        values = values[~sampled]
     model = (run.record.get("requested") or {}).get("model") or {}
     names = [str(run.factors.get("model", ""))]
     if isinstance(model, dict):
