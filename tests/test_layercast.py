@@ -230,11 +230,18 @@ def test_memory_of_weights_and_cache_and_the_time_to_the_first_token(tiny: Path)
     assert found["half"]["cache_mb"] == found["cast"]["cache_mb"] / 2  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["named", "not named"])
 @pytest.mark.parametrize("stored", ["bfloat16", "float16", "float32"])
-def test_weights_stay_as_the_checkpoint_has_them(tmp_path: Path, stored: str) -> None:
+def test_weights_stay_as_the_checkpoint_has_them(tmp_path: Path, stored: str, named: bool) -> None:
     model = build("llama", getattr(torch, stored))
     make_tiny_llama(tmp_path)
     model.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    values = json.loads(config.read_text())
+    assert values["dtype"] == stored
+    if not named:  # as in old checkpoints
+        del values["dtype"]
+        config.write_text(json.dumps(values))
     made = backend(tmp_path)
     half = "bfloat16" if stored == "float32" else stored
     assert made.observed()["parameter_dtypes"] == [half]

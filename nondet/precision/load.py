@@ -6,6 +6,7 @@ A 16-bit model is loaded in 16 bits whatever it computes in: no FP32 copy of it 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from nondet.settings import Setting
@@ -25,7 +26,7 @@ def load_model(path: str, setting: Setting, device: Any) -> tuple[Any, Precision
 
     if setting.dtype == "layercast":
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
-        stored = getattr(config, "dtype", None)
+        stored = getattr(config, "dtype", None) or _dtype_of_files(path)
         dtype = stored if stored in HALVES else torch.bfloat16
     else:
         dtype = getattr(torch, DTYPES[setting.dtype])
@@ -34,6 +35,18 @@ def load_model(path: str, setting: Setting, device: Any) -> tuple[Any, Precision
     )
     model = model.to(device).eval()
     return model, Precision(model, setting)
+
+
+def _dtype_of_files(path: str) -> Any:
+    """float16 if weights are stored in it and none in bfloat16, for a config that does not say."""
+    import torch
+    from safetensors import safe_open
+
+    kinds = set()
+    for file in Path(path).glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            kinds |= {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+    return torch.float16 if "F16" in kinds and "BF16" not in kinds else None
 
 
 class Precision:
