@@ -33,7 +33,8 @@ from nondet.progress import Lines
 from nondet.runs import read_run
 from nondet.settings import Setting, SettingError, setting_from
 
-# Sharp logits, so that a last bit flips a token now and then.
+# Sharp logits, so that a last bit flips a token now and then: which one is the processor's, so
+# there are enough items for some on any.
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -41,7 +42,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "initializer_range": 0.2,
 }
-ITEMS, TOKENS = 8, 24
+ITEMS, TOKENS = 32, 24
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,9 @@ def sharp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def requests() -> list[Request]:
     rng = np.random.default_rng(0)
-    return [Request(str(n), tuple(rng.integers(0, 250, 5 + 3 * n).tolist())) for n in range(ITEMS)]
+    return [
+        Request(str(n), tuple(rng.integers(0, 250, 5 + 3 * (n % 8)).tolist())) for n in range(ITEMS)
+    ]
 
 
 def answer(folder: Path, gpus: int, kernels: str, **changes: Any) -> list[Response]:
@@ -274,6 +277,20 @@ def test_what_cannot_be_cut_is_refused(
     with pytest.raises(SettingError) as caught:
         check_all(setting, tmp_path)
     assert words in str(caught.value)
+
+
+def test_a_plan_that_deals_out_nothing_is_no_plan() -> None:
+    """Else every rank computes the whole model, and the run says that it was cut."""
+    import transformers
+
+    config = transformers.GptOssConfig(
+        hidden_size=64, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, vocab_size=300, num_local_experts=2,
+        num_experts_per_tok=1,
+    )  # fmt: skip
+    model = transformers.GptOssForCausalLM(config)
+    with pytest.raises(ValueError, match="GptOssForCausalLM: its tensor-parallel plan deals out"):
+        shard(model, Group(torch.device("cpu")), "tp_invariant")
 
 
 def test_what_can_be_cut(tmp_path: Path) -> None:

@@ -58,6 +58,9 @@ def shard(model: Any, group: Group, kernels: str) -> dict[str, int]:
         own = keys if name.endswith(("k_proj", "v_proj")) else None
         model.set_submodule(name, cut(module, group, kernels, own))
         counts[style] += 1
+    if not all(counts.values()):
+        # Some plans name the embeddings alone: every rank would compute the whole model.
+        raise ValueError(f"{type(model).__name__}: its tensor-parallel plan deals out no layers")
     _deal_heads(model, group)
     group.reduction = REDUCTIONS[kernels].format(ranks=group.size)
     return counts
