@@ -20,12 +20,14 @@ LATENT: dict[str, Any] = {
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
 }  # fmt: skip
 SOFT = {**SIZES, "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16}
+SINKS = {**SOFT, "num_local_experts": 4, "num_experts_per_tok": 2}
 # Kind, attention asked for, sizes, what the record names as not covered.
 FAMILIES = [
     ("falcon", "sdpa", SIZES, ["attention by FalconForCausalLM itself"]),
     ("bloom", "eager", SIZES, ["attention by BloomForCausalLM itself"]),
     ("deepseek_v32", "sdpa", LATENT, []),
     ("gemma2", "eager", SOFT, ["attention with softcap"]),
+    ("gpt_oss", "eager", SINKS, ["attention with s_aux"]),
 ]
 
 

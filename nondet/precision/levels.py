@@ -6,8 +6,8 @@ norms     norms in FP32 with one rounding at their end, and attention from its s
 residual  the stream between the layers in FP32: the embedding's rows are cast, norms read FP32
           and round once, every layer adds its 16-bit result in FP32
 
-A norm is a module that owns vectors only; what owns buffers and no parameter makes tables of
-positions. So there is no list of classes here either.
+A norm is a module that owns vectors only and has no parts; what owns buffers and no parameter makes
+tables of positions. So there is no list of classes here either.
 """
 
 from __future__ import annotations
@@ -126,9 +126,12 @@ class Level:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module owns parameters and all of them are vectors."""
+    """Whether a module owns parameters, all of them are vectors, and it has no parts.
+
+    An attention may own the vector of its sinks.
+    """
     own = list(module.parameters(recurse=False))
-    return bool(own) and all(p.dim() <= 1 for p in own)
+    return bool(own) and all(p.dim() <= 1 for p in own) and not list(module.children())
 
 
 def is_table(module: nn.Module) -> bool:
