@@ -27,12 +27,25 @@ FULL = load_scale("full")
 # Runs that each part of the paper needs: 720 greedy, 216 sampling, and the appendix.
 ARMS = {"greedy": 720, "sampling": 216, "larger_model": 21, "gpqa": 24, "transformers": 48}
 ARMS |= {"layercast": 30, "layercast_llama": 12}
+# And ours: a repeat of each of the four models, dtype and GPU type.
+CONTROLS = 4 * 3 * 2
 
 
 def test_the_arms_have_the_published_counts() -> None:
     roles = Counter(cell.roles for cell in FULL.cells)
-    assert {role: count for (role,), count in roles.items()} == ARMS
-    assert len(FULL.cells) == sum(ARMS.values()) == 1071
+    assert {role: count for (role,), count in roles.items()} == {**ARMS, "repeats": CONTROLS}
+    assert len(FULL.cells) == sum(ARMS.values()) + CONTROLS == 1071 + 24
+
+
+def test_every_scale_repeats_a_setting_of_each_dtype() -> None:
+    """Without it nobody can tell what the settings move from what moves by itself."""
+    for name in scale_names():
+        cells = load_scale(name).cells
+        greedy = {(c.model, c.hardware, c.asked("dtype", "bf16")) for c in cells
+                  if "greedy" in c.roles and "layercast" not in c.roles}  # fmt: skip
+        again = {(c.model, c.hardware, c.asked("dtype", "bf16")) for c in cells
+                 if "repeats" in c.roles}  # fmt: skip
+        assert again == greedy, name
 
 
 def test_no_run_is_there_twice() -> None:
@@ -51,7 +64,7 @@ def test_tables_and_figures_need_what_they_say() -> None:
             assert len(needed) == spec["runs"], name
             new |= {cell.name for cell in needed}
     # Re-slicing counts nothing twice, and every run enters somewhere.
-    assert new == {cell.name for cell in FULL.cells}
+    assert new == {cell.name for cell in FULL.cells if "repeats" not in cell.roles}
 
 
 def test_two_l40s_never_hold_the_large_model_in_fp32() -> None:
@@ -116,10 +129,10 @@ def test_the_dry_run_lists_everything_and_touches_nothing(
     monkeypatch.chdir(tmp_path)
     assert main(["run", "full", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:1071] == [cell.name for cell in FULL.cells]
-    assert lines[1071] == ""
+    assert lines[:1095] == [cell.name for cell in FULL.cells]
+    assert lines[1095] == ""
     total = next(line for line in lines if line.startswith("| all "))
-    assert re.search(r"\| 1071 \|", total)
+    assert re.search(r"\| 1095 \|", total)
     assert any("Assumed:" in line for line in lines)
     assert any("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B" in line for line in lines[1072:])
     assert list(tmp_path.iterdir()) == []
@@ -180,7 +193,7 @@ def test_the_estimate_follows_its_assumptions() -> None:
     assert one(hardware="L40S").seconds > base.seconds > one(gpus=4).seconds
     assert one(model="DeepSeek-R1-Distill-Qwen-7B").tokens > 5 * base.tokens
     table = estimate.table(FULL)
-    assert table["runs"].iloc[-1] == table["runs"].iloc[:-1].sum() == 1071
+    assert table["runs"].iloc[-1] == table["runs"].iloc[:-1].sum() == 1095
     hours = table["GPU hours"]
     assert hours.iloc[-1] == pytest.approx(hours.iloc[:-1].sum(), rel=0.01)
 

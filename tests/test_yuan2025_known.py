@@ -89,6 +89,34 @@ def test_an_error_in_a_repeat_is_no_control_that_held(tmp_path: Path) -> None:
     assert (found["parted"] == 0).all()
 
 
+def test_a_repeat_is_held_against_its_own_machine(tmp_path: Path) -> None:
+    """Two GPU types that differ in every answer, each of which repeats itself."""
+    scale = load_scale("full")
+    named = {"model": "Qwen2.5-7B-Instruct", "task": "aime24"}
+    kept = [
+        cell
+        for cell in scale.cells
+        if cell.arm in ("greedy", "controls")
+        and (cell.model, cell.task) == tuple(named.values())
+        and cell.values == {"dtype": "bf16", "gpus": 2, "batch_size": 8}
+    ]
+    assert len(kept) == 4
+    said = {}
+    for cell in kept:
+        rng = np.random.default_rng(0)
+        rows = make_rows(rng, ITEMS, 20, None)
+        if cell.hardware == "L40S":
+            rows = [forked(rng, row, 0, 0.0) for row in rows]
+        repeat = int(cell.asked("repeat", 0))
+        more = {"repeat": repeat, "run_id": f"{cell.hardware}-{repeat}"}
+        said[cell.name] = {
+            "run": write_run(tmp_path / "runs", {**cell.values, **named}, rows, **more)
+        }
+    save_results(scale, tmp_path, said)
+    found = controls(workloads(load_results(scale, tmp_path)))
+    assert found["parted"].tolist() == [0, 0]
+
+
 def test_layercast_on_another_engine_says_so(tmp_path: Path) -> None:
     def engines(cell: Cell) -> dict[str, Any]:
         return {} if cell.asked("dtype", "") == "layercast" else {"backend": "vllm"}
@@ -121,7 +149,7 @@ def test_two_engines_are_never_one_spread(tmp_path: Path) -> None:
 
 def test_every_greedy_arm_of_the_paper_is_compared() -> None:
     roles = {role for cell in load_scale("full").cells for role in cell.roles}
-    assert roles - ordering.GREEDY == {"sampling"}
+    assert roles - ordering.GREEDY == {"sampling", "repeats"}
 
 
 @pytest.mark.parametrize("difference", [1.0, -1.0, 0.0])

@@ -89,16 +89,19 @@ def controls(read: Sequence[Workload]) -> pd.DataFrame:
     """Each repeat against the first run of its setting: items that part, with the interval."""
     rows = []
     for workload in read:
-        firsts: dict[str, int] = {}
-        for place, run in enumerate(workload.loaded.runs):
-            key = str(sorted((k, str(v)) for k, v in run.factors.items()))
+        runs, firsts = workload.loaded.runs, {}
+        # The GPU type is no factor of a run, and no repeat is one of another machine's run.
+        keys = [
+            str([result.cell.hardware, sorted((k, str(v)) for k, v in run.factors.items())])
+            for result, run in zip(workload.results, runs, strict=True)
+        ]
+        for place, run in enumerate(runs):
             if run.repeat == 0:
-                firsts.setdefault(key, place)
-        for place, run in enumerate(workload.loaded.runs):
-            key = str(sorted((k, str(v)) for k, v in run.factors.items()))
-            if run.repeat == 0 or key not in firsts:
+                firsts.setdefault(keys[place], place)
+        for place, run in enumerate(runs):
+            if run.repeat == 0 or keys[place] not in firsts:
                 continue
-            found = against(workload.loaded.forest, firsts[key])
+            found = against(workload.loaded.forest, firsts[keys[place]])
             parted = found.diverged[:, place]
             # An error says nothing of what the repeat would have answered.
             known = parted | found.identical[:, place]
