@@ -357,6 +357,15 @@ def test_a_mistake_names_its_key(changes: dict[str, Any], key: str) -> None:
         assert "make venv-vllm" in str(caught.value)
 
 
+def test_a_needle_whose_fillers_failed_says_so() -> None:
+    # Six requests at a time: number 0 to 5 are the first needle and its fillers.
+    fake = Fake("ids", plan={0: "no_choices", 1: "no_choices"})
+    responses, _ = ask(fake, REQUESTS[:2], batch_size=1, fillers=5)
+    failed = responses[0].finish_reason == "error"
+    assert responses[0].note.endswith(f"{2 - failed} of 5 fillers failed")
+    assert responses[1].note == ""
+
+
 def test_needle_among_fillers_is_the_same_request() -> None:
     clean, _ = ask(Fake("ids"), batch_size=1)
     fake = Fake("ids")

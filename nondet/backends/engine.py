@@ -68,7 +68,12 @@ class EngineBackend(Backend):
             found = []
             for request in wave:
                 batch, place = with_fillers(request, count, self.setting.seed)
-                found.append(self._answer(batch)[place])
+                answers = self._answer(batch)
+                needle = answers.pop(place)
+                failed = sum(answer.finish_reason == "error" for answer in answers)
+                if failed:  # the needle was not among as many as the record says
+                    needle.note = f"{needle.note} {failed} of {count} fillers failed".strip()
+                found.append(needle)
             return found
 
     def close(self) -> None:
