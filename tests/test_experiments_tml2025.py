@@ -170,6 +170,22 @@ def test_the_controls_of_the_study_are_there(engine: str) -> None:
     assert found["sampled"][0].temperature == 1.0
 
 
+def test_controls_are_judged_and_not_only_named() -> None:
+    good = {"study": "alone", "dtype": "bf16", "kernels": "default", "completions": 3}
+    good |= {"unique": 1, "as_alone": 3}
+    # Another process that answers alike within itself, but not as the first.
+    other = {**good, "as_alone": 0}
+    sampled = {**good, "study": "sampled", "unique": 2, "as_alone": None}
+    said = words._controls(pd.DataFrame([good, good, sampled]))
+    assert said == [
+        "- Control held: alone, bf16, default, 1 completion in 2 runs.",
+        "- Control held: sampled, bf16, more than 1 completion.",
+    ]
+    said = words._controls(pd.DataFrame([good, other, {**sampled, "unique": 1}]))
+    assert [line.split(":")[0] for line in said] == ["- Control **FAILED**"] * 2
+    assert words._controls(pd.DataFrame([sampled]))[-1] == "- The control waves of 1 did not run."
+
+
 def test_the_price_says_what_did_not_run_and_what_did_not_agree() -> None:
     same = ["hf", "m", 8, 4, 10, "{}"]
     names = ["engine", "model", "sequences", "batch_size", "new_tokens", "options"]

@@ -75,11 +75,30 @@ def _said(completions: pd.DataFrame) -> str:
         said.append(
             f"- {r.study}, {r.dtype}, {r.kernels}: not asked alone, so there is no control."
         )
+    said += _controls(completions)
     said.append(
         '- "as alone": completions equal to the one that the same setting gives by itself. '
         "How many are different is a count of this run, not an estimate."
     )
     return "\n".join(said) + "\n"
+
+
+def _controls(completions: pd.DataFrame) -> list[str]:
+    """Alone all repeats of a setting give one completion, sampled there must be many."""
+    said = []
+    alone, sampled = (completions[completions["study"] == name] for name in ("alone", "sampled"))
+    for (kind, kernels), part in alone.groupby(["dtype", "kernels"], sort=False):
+        other = (part["unique"] != 1) | (part["as_alone"] != part["completions"])
+        word = "**FAILED**" if other.any() else "held"
+        runs = f"{len(part)} run" + ("s" if len(part) > 1 else "")
+        said.append(f"- Control {word}: alone, {kind}, {kernels}, 1 completion in {runs}.")
+    for r in sampled.itertuples():
+        word = "held" if r.unique > 1 else "**FAILED**"
+        said.append(f"- Control {word}: sampled, {r.dtype}, more than 1 completion.")
+    for name, part in (("alone", alone), ("sampled", sampled)):
+        if part.empty:
+            said.append(f"- The control {STUDIES[name]} did not run.")
+    return said
 
 
 def _price(price: pd.DataFrame) -> str:
