@@ -27,7 +27,7 @@ warm() { # compile ahead what the timings need; the first import of vLLM takes a
     timeout -k 5 200 python3 -c "import peers; print('vLLM', peers.version() or 'is not here', peers.flash())"
     for one in attention rows matmul; do timeout -k 5 300 python3 $bench/bench_$one.py "$work/none.csv" 1 --warm; done
 }
-if [ -n "$model" ] && { has checks || has times; }; then
+if has checks && [ -n "$model" ]; then
     python3 $bench/capture_activations.py "$model" "$work/activations.pt" && export ACTIVATIONS="$work/activations.pt"
 fi
 if has checks; then
