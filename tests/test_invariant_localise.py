@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from test_invariant_families import FAMILIES, made
 from tiny_llama import make_tiny_llama
 
-from nondet.invariant.localise import Finding, _Record, _Recorder, compare, row_of
+from nondet.invariant import invariant_kernels
+from nondet.invariant.localise import Finding, _Record, _Recorder, compare, localise, row_of
 from nondet.localise import main
 
 
@@ -43,6 +46,25 @@ def test_the_first_operation_with_equal_inputs_is_named() -> None:
     # A result that differs only because its inputs already did is not the place to look.
     late = recorded([("a", [both * 5], [both * 5]), ("b", [both * 5], [both * 5])])
     assert compare(alone, late, 2, 0).status == "inherited"
+
+
+def test_memory_without_a_result_and_the_order_of_experts_are_no_fault() -> None:
+    x, y = torch.ones(1, 2), torch.zeros(1, 2)
+    both = torch.cat([x, x])
+    for name in ("aten::new_empty", "aten::sort.stable"):
+        alone, many = recorded([(name, [x], [y])]), recorded([(name, [both], [both])])
+        assert compare(alone, many, 2, 0).status in ("identical", "inherited")
+
+
+@pytest.mark.parametrize(("kind", "attention", "sizes", "_"), FAMILIES)
+def test_passes_are_matched_where_a_reshape_copies_in_one_of_them(
+    kind: str, attention: str, sizes: dict[str, Any], _: list[str]
+) -> None:
+    model, row = made(kind, attention, sizes), list(range(3, 23))
+    others = [[(token * shift) % 297 + 3 for token in row] for shift in (2, 5, 7)]
+    assert localise(model, row, others, row=1, steps=1).status != "unmatched"
+    with invariant_kernels(model):
+        assert localise(model, row, others, row=1, steps=1).status == "identical"
 
 
 def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
