@@ -125,6 +125,18 @@ def test_observed_is_read_back(tiny: Path) -> None:
     assert backend.generate([]) == []
 
 
+def test_the_doctor_believes_invariant_kernels_that_are_in_force(tiny: Path) -> None:
+    from nondet.advice import advise
+
+    setting = setting_from({"kernels": "invariant", "threads": 1})
+    backend = HFBackend(setting, str(tiny))
+    backend.start()
+    try:
+        assert not [one for one in advise(setting, backend.observed()) if "in force" in str(one)]
+    finally:
+        backend.close()
+
+
 @pytest.mark.parametrize(
     ("values", "key"),
     [

@@ -227,6 +227,7 @@ class HFBackend(Backend):
             from nondet.invariant import observed as invariant_observed
 
             found["invariant"] = invariant_observed()
+            found["kernels"] = found["invariant"]["kernels"]
         if self.device.type == "cuda":
             found["sdpa_backends"] = {
                 name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")()
