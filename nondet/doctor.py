@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nondet.advice import Advice, advise
-from nondet.backends.base import Backend, backend_class, known_path
+from nondet.backends.base import Backend, backend_class, checked_backend, known_path
 from nondet.environment import child_environment, snapshot
 from nondet.settings import Setting, SettingError, setting_from
 
@@ -156,7 +156,7 @@ def main(words: Sequence[str]) -> int:
 
     try:
         setting = compose_setting(words)
-        backend_class(setting.backend.name).check(setting)
+        checked_backend(setting)
         model = find_model(setting.model)
         found = probe(setting, str(model.path))
     except SettingError as error:

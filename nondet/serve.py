@@ -202,11 +202,13 @@ def last_lines(log: Path) -> str:
 
 def main(words: list[str]) -> int:
     """Serve the setting that ``words`` (key=value) describe until interrupted."""
+    from nondet.backends.base import checked_backend
     from nondet.doctor import compose_setting
     from nondet.models import find_model
 
     try:
         setting = compose_setting(words)
+        checked_backend(setting)
         model = find_model(setting.model)
         with serve(setting, str(model.path)) as server:
             print(f"{server.url}  (model {model.path}, log {server.log})", flush=True)

@@ -146,7 +146,8 @@ def test_the_state_of_a_process_names_its_switches(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_mistake_in_the_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["batch_size=0"], ["backend=nothing"], ["no_such_key=1"]):
+    for words in (["batch_size=0"], ["backend=nothing"], ["no_such_key=1"],
+                  ["backend=vllm", "kernels=tp_invariant"]):  # fmt: skip
         assert doctor.main(words) == 2
         lines = capsys.readouterr().err.strip().splitlines()
         assert len(lines) == 1

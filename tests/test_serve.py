@@ -220,3 +220,6 @@ def test_a_mistake_in_what_is_served_names_its_key() -> None:
 def test_a_mistake_in_the_command_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve.main(["backend=vllm", "batch_size=0"]) == 2
     assert "batch_size=0" in capsys.readouterr().err
+    # Else a server with other kernels than asked for.
+    assert serve.main(["backend=vllm", "kernels=tp_invariant"]) == 2
+    assert "kernels=tp_invariant: must be one of default, invariant" in capsys.readouterr().err

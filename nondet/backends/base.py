@@ -128,6 +128,17 @@ def backend_class(name: str) -> type[Backend]:
     return cls
 
 
+def checked_backend(setting: Setting) -> type[Backend]:
+    """The backend of a setting that it can run. Raises SettingError."""
+    name = setting.backend.name
+    found = backend_class(name)
+    if setting.kernels not in found.kernels:
+        valid = "one of " + ", ".join(found.kernels) + f" with backend={name}"
+        raise SettingError("kernels", setting.kernels, valid)
+    found.check(setting)
+    return found
+
+
 def known_path(python: str | None) -> Path | None:
     """The interpreter of a backend as an absolute path; None means this one."""
     return None if python is None else Path(python).expanduser().absolute()
