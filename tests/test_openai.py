@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from contract import check_contract, same_bits
 from fake_openai import Fake, serving
 
 from nondet.backends.base import Request, Response
-from nondet.backends.openai import OpenAIBackend
+from nondet.backends.openai import OpenAIBackend, engine_versions
 from nondet.backends.openai_client import Endpoint, is_local
 from nondet.backends.openai_reply import BadReply, Expected, read_reply, token_of
 from nondet.settings import SettingError, setting_from
@@ -116,6 +118,18 @@ def test_a_model_folder_at_the_endpoint_decides_nothing(api: str) -> None:
     for body in fake.asked:
         assert {key: body[key] for key in neutral} == neutral
         assert (body["temperature"], body["top_p"]) == (0.5, 0.9)
+
+
+def test_versions_of_a_served_engine_are_those_of_its_interpreter(tmp_path: Path) -> None:
+    import sys
+
+    # Another path, so another interpreter as far as the backend knows.
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    here = engine_versions({"serve": "vllm", "serve_python": None})
+    assert here["torch"] == importlib.metadata.version("torch")
+    assert engine_versions({"serve": "vllm", "serve_python": str(python)}) == here
 
 
 def test_a_token_hash_is_of_the_bytes_and_a_named_id_is_that_id() -> None:

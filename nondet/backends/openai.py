@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from nondet.backends.base import Request, Response
+from nondet.backends.base import Request, Response, backend_class, known_path
 from nondet.backends.candidates import RAW_LOGPROBS
 from nondet.backends.engine import SHARED, EngineBackend
 from nondet.backends.load import TABLE as LOAD_TABLE
@@ -35,6 +35,7 @@ from nondet.backends.openai_reply import (
 )
 from nondet.backends.options import Option, read_options, refuse
 from nondet.backends.vllm import TABLE as VLLM_TABLE
+from nondet.environment import versions_in
 from nondet.serve import ENGINES, engine_setting, serve
 from nondet.settings import Setting, SettingError
 
@@ -146,11 +147,8 @@ class OpenAIBackend(EngineBackend):
         self.form = form
         choice = the_choice(reply)
         has_logprobs = bool(entries_of(choice, chat))
-        offered = "text"
-        if has_logprobs:
-            offered = "bytes"
-        if isinstance(choice.get("token_ids"), list):
-            offered = "ids"
+        offered = "bytes" if has_logprobs else "text"
+        offered = "ids" if isinstance(choice.get("token_ids"), list) else offered
         kind = self.options["token_ids"] or offered
         if KINDS.index(kind) < KINDS.index(offered):
             raise EndpointError("token_ids", f"{kind} asked for, the endpoint offers {offered}")
@@ -219,6 +217,7 @@ class OpenAIBackend(EngineBackend):
         return {
             "engine": f"endpoint {self.options['serve'] or ''}".strip(),
             "engine_version": version,
+            "engine_versions": engine_versions(self.options) if self.server else None,
             "models": [entry.get("id") for entry in listed.get("data", [])][:20],
             "logprobs_mode": RAW_LOGPROBS if raw else "endpoint's own",
             "logprobs": self.expected.logprobs,
@@ -241,10 +240,14 @@ class OpenAIBackend(EngineBackend):
             self.stack.close()
 
 
+def engine_versions(options: Mapping[str, Any]) -> dict[str, str | None]:
+    """Versions in the interpreter of the served engine, which is not this one."""
+    python = known_path(options["serve_python"])
+    return versions_in(str(python) if python else None, backend_class(options["serve"]).packages())
+
+
 def check_served(setting: Setting, options: Mapping[str, Any]) -> None:
     """Check what a served engine is asked for. Raises SettingError."""
-    from nondet.backends.base import backend_class
-
     if setting.model.name == "endpoint":
         raise SettingError("model", "endpoint", "a model on disk with backend.serve")
     python = options["serve_python"]
