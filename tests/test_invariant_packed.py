@@ -10,20 +10,33 @@ from test_invariant_matmul import drawn
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from nondet.invariant import cpu_packed, invariant, observed
+from nondet.invariant import blocks, cpu_packed, cpu_units, invariant, observed
 from nondet.invariant.bits import same_bits
 from nondet.invariant.blocks import Shape, product
 from nondet.invariant.cpu_modules import rms_norm
-from nondet.invariant.cpu_packed import LIMIT, Packed, Packing, pack, packed_sizes
+from nondet.invariant.cpu_packed import LIMIT, Forms, Packed, Packing, pack, packed_sizes
 
 ROWS = (1, 2, 3, 4, 5, 8, 16, 33)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 KINDS = ("normal", "wide", "cancelling")
 
 
+@pytest.fixture(params=[False, True], ids=["as found", "no 16-bit units"])
+def without_units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """This CPU, and one that multiplies 16-bit types as FP32 for want of units."""
+    if request.param:
+        for module in (blocks, cpu_packed):
+            monkeypatch.setattr(
+                module, "widened", lambda dtype: dtype in (torch.bfloat16, torch.float16)
+            )
+    return bool(request.param)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_copy_gives_the_bits_of_blocks(dtype: torch.dtype, threads: int) -> None:
+def test_a_copy_gives_the_bits_of_blocks(
+    dtype: torch.dtype, threads: int, without_units: bool
+) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -55,7 +68,7 @@ def test_wide_types_have_a_copy_and_a_run_says_so() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_neighbours_of_any_value_change_nothing(dtype: torch.dtype) -> None:
+def test_neighbours_of_any_value_change_nothing(dtype: torch.dtype, without_units: bool) -> None:
     layer = nn.Linear(96, 64, bias=False).to(dtype)
     x = torch.randn(9, 96).to(dtype)
     with invariant(model=layer, device="cpu"), torch.inference_mode():
@@ -68,7 +81,9 @@ def test_neighbours_of_any_value_change_nothing(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_short_and_long_way_of_a_linear_layer(dtype: torch.dtype, bias: bool) -> None:
+def test_short_and_long_way_of_a_linear_layer(
+    dtype: torch.dtype, bias: bool, without_units: bool
+) -> None:
     layer = nn.Linear(160, 48, bias=bias).to(dtype)
     wide = torch.randn(33, 3, 161).to(dtype)
     for x in (wide[:, :, :160], wide[:, 0, 1:], wide[:0, 0, 1:], wide[0, 0, 1:]):
@@ -120,7 +135,7 @@ def test_short_and_long_way_of_a_norm(dtype: torch.dtype, width: int) -> None:
         assert same_bits(rms_norm(x, norm.weight, 1e-5), wanted)
 
 
-def test_no_less_accurate_than_torch() -> None:
+def test_no_less_accurate_than_torch(without_units: bool) -> None:
     for dtype in (torch.bfloat16, torch.float32):
         ours, theirs = [], []
         for n, k in ((64, 576), (192, 300), (96, 1536)):
@@ -136,6 +151,76 @@ def test_no_less_accurate_than_torch() -> None:
             our = float(measure(torch.stack([measure(e) for e in ours])))
             their = float(measure(torch.stack([measure(e) for e in theirs])))
             assert our <= 1.1 * their
+
+
+def test_without_units_a_product_is_that_of_fp32_rounded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        x, weight = drawn("wide", 21, 48, 160, dtype)
+        bias = torch.randn(48).to(dtype)
+        with monkeypatch.context() as patch:
+            patch.setattr(blocks, "widened", lambda kind: kind != torch.float32)
+            got = product(x, weight.t(), bias, 0.5, 2.0)
+            out = torch.empty(48, 21, dtype=dtype).t()
+            assert product(x, weight.t(), bias, 0.5, 2.0, out) is out
+        wide = product(x.float(), weight.float().t(), bias.float(), 0.5, 2.0)
+        assert same_bits(got, wide.to(dtype))
+        assert same_bits(out.contiguous(), got)
+
+
+@pytest.mark.parametrize(
+    ("machine", "units", "wanted"),
+    [("x86_64", False, True), ("AMD64", False, True), ("x86_64", True, False),
+     ("aarch64", False, False)],
+)  # fmt: skip
+def test_which_cpus_have_no_units(
+    monkeypatch: pytest.MonkeyPatch, machine: str, units: bool, wanted: bool
+) -> None:
+    monkeypatch.setattr(cpu_units.platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: units)
+    ask = cpu_units.widened.__wrapped__
+    assert ask(torch.bfloat16) is wanted
+    assert not ask(torch.float32)
+
+
+def test_a_copy_is_packed_for_one_number_of_rows_at_a_time() -> None:
+    x, weight = drawn("cancelling", 16, 96, 576, torch.float32)
+    forms = Forms(weight)
+    exact = x.double() @ weight.double().t()
+    for rows in (2, 8, 2, 4, 1, 16):
+        found = forms(x[:rows].clone())
+        assert found.shape == (rows, 96)
+        scale = x[:rows].double().abs() @ weight.double().abs().t()
+        assert float(((found.double() - exact[:rows]).abs() / scale).max()) < 1e-5
+        if 1 < rows <= 8:
+            assert forms._form is not None
+            assert forms._form[0] == rows
+
+
+def test_few_rows_are_one_block_and_many_take_no_small_one() -> None:
+    for sizes in ((2, 4, 8, 16, 32), (2, 8), (1, 2, 4), (16, 64)):
+        for rows in range(1, 150):
+            plan = cpu_packed._planned(rows, sizes)
+            ends = [start + size for start, size in plan]
+            assert [start for start, _ in plan] == [0, *ends[:-1]]
+            assert ends[-1] >= rows > plan[-1][0]
+            assert all(size in sizes for _, size in plan)
+            if rows <= 8 and rows <= sizes[-1]:
+                assert len(plan) == 1
+            elif sizes[-1] > 8:
+                assert all(size > 8 for _, size in plan)
+
+
+def test_a_wider_copy_counts_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (blocks, cpu_packed):
+        monkeypatch.setattr(module, "widened", lambda dtype: dtype == torch.bfloat16)
+    packing, weight = Packing(), torch.randn(64, 64).bfloat16()
+    assert packing.find(weight) is not None
+    assert packing.bytes == 2 * weight.nbytes
+    weight.mul_(2)
+    assert packing.find(weight) is not None
+    assert packing.bytes == 2 * weight.nbytes
 
 
 def test_mutation_a_copy_with_another_order_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

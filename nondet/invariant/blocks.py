@@ -5,6 +5,8 @@ Here the product of one block of BASE rows is one and the same call whatever the
 row's bits depend on the row, the weights and the thread count alone. That call is
 ``rows @ weights^T``, torch's own, except for 16-bit types on a CPU with matrix units (AMX): there
 it is ``weights (N, K) @ rows^T``, which is faster for few rows (at one row 0.6 to 0.7 of the time).
+An x86 CPU without units for a 16-bit type multiplies it as FP32 and rounds once: libraries do the
+same there, piece by piece, and take up to twice as long (``widened``).
 
 Larger and smaller blocks are faster for many and for very few rows. A size is used only after a
 probe found its bits equal to those of BASE for this (N, K, dtype, layout, threads). The probe's
@@ -23,6 +25,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .bits import same_bits
+from .cpu_units import has_matrix_units, widened
 from .original import original
 
 BASE = 16
@@ -66,6 +69,10 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None, beta: float = 1, a
     n = b.shape[1]
     if rows == 0 or n == 0:
         return a.new_empty(rows, n) if out is None else out
+    if widened(a.dtype):
+        added = bias if bias is None else bias.float()
+        wide = product(a.float(), b.float(), added, beta, alpha)
+        return wide.to(a.dtype) if out is None else out.copy_(wide)
     if bias is not None:
         bias = bias.expand(rows, n)
     weights = b.t()
@@ -233,9 +240,3 @@ def _block(weights: Tensor, rows: Tensor, size: int, bias: Tensor | None, beta: 
 def _turned(dtype: torch.dtype) -> bool:
     """Which way round the product is taken: follows the CPU and the type alone."""
     return dtype in (torch.bfloat16, torch.float16) and has_matrix_units()
-
-
-def has_matrix_units() -> bool:
-    """Whether this CPU has AMX, as torch sees it."""
-    found = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return bool(found and found())

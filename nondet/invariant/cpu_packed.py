@@ -2,9 +2,11 @@
 
 Small decode batches take as long as the weights take to be read and brought into the library's own
 layout; a copy that lies in that layout saves the second part. 16-bit weights are kept as oneDNN
-packs them, wider ones as (K, N) for MKL. A block of rows times the copy is used only in those sizes
-whose bits a probe found equal to those of ``blocks`` (MKL, AVX-512, FP32: blocks of 2, 4 and 8
-rows, which without the copy have other bits; oneDNN, bf16: of 2 rows).
+packs them, FP32 ones as MKL packs them for one number of rows; so are 16-bit ones that ``blocks``
+multiplies as FP32, in twice their bytes. FP64 has no such form and is kept as (K, N). A block of
+rows times the copy is used only in those sizes whose bits a probe found equal to those of
+``blocks`` (MKL, AVX-512, FP32: blocks of 2, 4 and 8 rows, which without the copy have other bits;
+oneDNN, bf16: of 2 rows).
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ from .blocks import (
     sizes_to_try,
     unprobed,
 )
+from .cpu_units import widened
 from .original import original
 
 # Bytes of copies that all layers of one model may take together.
 LIMIT = 2 << 30
 # Rows that oneDNN is told to expect; it only chooses the layout of the copy.
 _EXPECTED_ROWS = 16
+# Rows that are multiplied in one block: its time is that of reading the weights, whatever its size.
+_FEW = 8
 _ALIGNMENT = 64
 
 Multiply = Callable[[Tensor], Tensor]
@@ -46,7 +51,8 @@ class Packed:
     Args:
         multiply: takes a block (size, K) to (size, N).
         sizes: those that blocks may have, rising.
-        zeros: (largest size, K), what blocks are filled up with.
+        zeros: (largest size, K), what blocks are filled up with; rows of another type are
+            multiplied in this one, and the result rounded to theirs.
     """
 
     def __init__(self, multiply: Multiply, sizes: tuple[int, ...], zeros: Tensor) -> None:
@@ -54,10 +60,12 @@ class Packed:
         self._plans: dict[int, list[tuple[int, int]]] = {}
 
     def __call__(self, rows: Tensor) -> Tensor:
+        if rows.dtype is not self.zeros.dtype:
+            return self(rows.to(self.zeros.dtype)).to(rows.dtype)
         count = rows.shape[0]
         plan = self._plans.get(count)
         if plan is None:
-            plan = self._plans[count] = schedule(count, self.sizes)
+            plan = self._plans[count] = _planned(count, self.sizes)
         if len(plan) == 1:
             return self._block(rows, count, plan[0][1])
         return torch.cat(
@@ -70,6 +78,38 @@ class Packed:
         if not rows.is_contiguous() or rows.data_ptr() % _ALIGNMENT:
             rows = rows.clone(memory_format=torch.contiguous_format)
         return self.multiply(rows)
+
+
+class Forms:
+    """FP32 products with weights (N, K), of few rows through MKL's packed form.
+
+    A form serves one number of rows, so one is kept: a decode step asks for one number again and
+    again. More rows are multiplied as ``blocks`` does it.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+        # What MKL is shown as the weights: it looks at their shape alone.
+        self._shown = torch.zeros(1, 1).expand(weight.shape)
+        self._form: tuple[int, Tensor] | None = None
+
+    def __call__(self, block: Tensor) -> Tensor:
+        rows = block.shape[0]
+        if not 1 < rows <= _FEW:
+            return original("mm")(block, self.weight.to(block.dtype).t())  # type: ignore[no-any-return]
+        form = self._form
+        if form is None or form[0] != rows:
+            wide = self.weight.to(block.dtype)
+            form = self._form = rows, torch.ops.mkl._mkl_reorder_linear_weight(wide, rows)
+        result: Tensor = torch.ops.mkl._mkl_linear(block, form[1], self._shown, None, rows)
+        return result
+
+
+def _planned(count: int, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Blocks as ``schedule`` gives them; small ones only for rows that fit in one."""
+    if count <= _FEW and count <= sizes[-1]:
+        return [(0, next(size for size in sizes if size >= count))]
+    return schedule(count, tuple(size for size in sizes if size > _FEW) or sizes)
 
 
 class Packing:
@@ -88,11 +128,11 @@ class Packing:
         if known is not None and known[0] is weight and known[1] == state:
             return known[2]
         if known is not None and known[2] is not None:
-            self.bytes -= known[0].nbytes
+            self.bytes -= _copied(known[0])
         packed = None
-        if self.bytes + weight.nbytes <= LIMIT:
+        if self.bytes + _copied(weight) <= LIMIT:
             packed = pack(weight.detach())
-            self.bytes += 0 if packed is None else weight.nbytes
+            self.bytes += 0 if packed is None else _copied(weight)
         self._known[id(weight)] = weight, state, packed
         return packed
 
@@ -102,11 +142,16 @@ def pack(weight: Tensor) -> Packed | None:
     if not weight.is_contiguous() or min(weight.shape) < 2 or not weight.is_cpu:
         return None
     n, k = weight.shape
-    shape = Shape(n, k, weight.dtype, "rows", False, torch.get_num_threads())
-    sizes = packed_sizes(shape)
+    dtype = torch.float32 if widened(weight.dtype) else weight.dtype
+    sizes = packed_sizes(Shape(n, k, dtype, "rows", False, torch.get_num_threads()))
     if not sizes:
         return None
-    return Packed(_multiply(weight), sizes, _zeros(sizes[-1], k, weight.dtype))
+    return Packed(_multiply(weight), sizes, _zeros(sizes[-1], k, dtype))
+
+
+def _copied(weight: Tensor) -> int:
+    """Bytes that the copy takes."""
+    return weight.numel() * 4 if widened(weight.dtype) else weight.nbytes
 
 
 @functools.cache
@@ -130,7 +175,8 @@ def packed_sizes(shape: Shape) -> tuple[int, ...]:
 def described() -> dict[str, dict[str, list[int]]]:
     """What this CPU's probes found so far, by type, shape (N x K) and number of threads.
 
-    Values: "blocks", the sizes without a copy, and "copy", those with one (empty: none is used).
+    Values: "blocks", the sizes without a copy, and "copy", those with one (empty: none is used). A
+    16-bit type that is multiplied as FP32 stands under float32.
     """
     with _lock:
         found = sorted(_sizes.items(), key=str)
@@ -169,9 +215,17 @@ def _has_form(dtype: torch.dtype) -> bool:
 
 
 def _multiply(weight: Tensor) -> Multiply:
-    if weight.dtype in (torch.float32, torch.float64):
-        right, mm = weight.t().contiguous(), original("mm")
+    if _packs_fp32() and (weight.dtype == torch.float32 or widened(weight.dtype)):
+        return Forms(weight)
+    if weight.dtype in (torch.float32, torch.float64) or widened(weight.dtype):
+        wide = weight.float() if widened(weight.dtype) else weight
+        right, mm = wide.t().contiguous(), original("mm")
         return lambda block: mm(block, right)
     form = torch.ops.mkldnn._reorder_linear_weight(weight, _EXPECTED_ROWS)
     linear = torch.ops.mkldnn._linear_pointwise.default
     return lambda block: linear(block, form, None, "none", [], "")
+
+
+@functools.cache
+def _packs_fp32() -> bool:
+    return bool(torch.backends.mkl.is_available()) and hasattr(torch.ops.mkl, "_mkl_linear")  # type: ignore[no-untyped-call]
