@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from itertools import islice
 
@@ -89,6 +90,16 @@ def test_a_measured_request_alone_counts_as_alone() -> None:
     wait_for(lambda: load.counts()["answered"] >= 3)
     counts = load.stop()
     assert counts["overlapping"] == counts["measured_beside"] == 0
+
+
+def test_a_filler_that_still_waits_for_a_thread_is_sent_when_the_load_stops() -> None:
+    load, busy = BackgroundLoad(lambda filler: None, replace(PLAN, in_flight=1)), threading.Event()
+    load._pool.submit(busy.wait)
+    load.start()
+    wait_for(lambda: load.counts()["sent"] == 1)
+    threading.Thread(target=lambda: (load._thread.join(), time.sleep(0.1), busy.set())).start()
+    counts = load.stop()
+    assert (counts["sent"], counts["answered"]) == (1, 1)
 
 
 def test_a_filler_that_fails_is_counted_and_is_no_load() -> None:

@@ -33,14 +33,14 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tiny.yaml").write_text(SCALE)
     model = make_tiny_llama(folder / "model", max_position_embeddings=4096)
     words = [f"scale={folder}/tiny.yaml"]
-    for step in (["items", "items"], [str(model), "items", "out", "200", "2", "1"]):
+    for step in (["items", "items"], [str(model), "items", "out", "900", "2", "1"]):
         done = subprocess.run(
             [sys.executable, "-m", "experiments.yuan2025.h200", *words, *step],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT), "NONDET_CACHE": str(folder / "cache")},
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=1800,
             check=False,
         )
         assert done.returncode == 0, done.stderr
