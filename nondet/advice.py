@@ -84,6 +84,15 @@ def _known_holes(setting: Setting, seen: Observed) -> Iterator[Advice]:
         )
 
 
+def _uncovered(setting: Setting, seen: Observed) -> Iterator[Advice]:
+    for name in seen.get("invariant", {}).get("uncovered", []):
+        yield Advice(
+            f"kernels=invariant leaves out: {name}",
+            "this part of the model runs on torch's kernels, which follow the batch",
+            "none for this model: do not read its runs as invariant",
+        )
+
+
 def _cache(setting: Setting, seen: Observed) -> Iterator[Advice]:
     if seen.get("prefix_caching"):
         yield Advice(
@@ -248,6 +257,7 @@ RULES: tuple[Rule, ...] = (
     _mode,
     _two_patches,
     _known_holes,
+    _uncovered,
     _cache,
     _prefill,
     _attention,

@@ -202,6 +202,7 @@ def _evidence(study: Study, loaded: Loaded, pairs: pd.DataFrame) -> Evidence:
 
 def _notes(study: Study, loaded: Loaded, scanned: Scan, limit: int) -> list[str]:
     notes = [_said(run) for run in loaded.runs if run.record.get("notes")]
+    notes += [f"Run {run.id}: {words}." for run in loaded.runs for words in _left_out(run)]
     if len(loaded.runs) > limit:
         notes.append(
             f"{len(loaded.runs)} runs: log-probabilities and answers are compared with the "
@@ -225,6 +226,12 @@ def _notes(study: Study, loaded: Loaded, scanned: Scan, limit: int) -> list[str]
         for run in study.failed
     ]
     return notes
+
+
+def _left_out(run: Run) -> list[str]:
+    """What a run's invariant kernels did not cover."""
+    left = run.record.get("observed", {}).get("invariant", {}).get("uncovered", [])
+    return [f"kernels={run.factors['kernels']} left out {name}" for name in left]
 
 
 def _said(run: Run) -> str:

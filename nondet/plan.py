@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nondet.backends.base import Backend, backend_class, known_path
+from nondet.backends.base import Backend, checked_backend, known_path
 from nondet.environment import (
     code_hash,
     cpu_count,
@@ -48,11 +48,7 @@ def plan_run(setting: Setting) -> Plan:
     the repeat, our generating code, engine versions, hardware and inherited variables. Answers
     and markers are not in it: a run whose marker changed is marked again, not generated again.
     """
-    backend = backend_class(setting.backend.name)
-    if setting.kernels not in backend.kernels:
-        valid = "one of " + ", ".join(backend.kernels) + f" with backend={setting.backend.name}"
-        raise SettingError("kernels", setting.kernels, valid)
-    backend.check(setting)
+    backend = checked_backend(setting)
     device = resolve_device(setting)
     backend.check_device(setting, device)
     check_ranks(setting, device)
@@ -73,7 +69,7 @@ def plan_run(setting: Setting) -> Plan:
         "task": task.name,
         "model": model.fingerprint,
         "backend": {"name": setting.backend.name, "options": setting.backend.moving()},
-        "versions": _versions(python, backend),
+        "versions": {**_versions(python, backend), **backend.versions_elsewhere(setting)},
         "switches": inherited_switches(_replaced(setting, backend)),
         "hardware": [cpu_name(), *(gpu_names() if device == "cuda" else ())],
         "code": code_hash(),

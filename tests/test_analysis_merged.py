@@ -116,3 +116,14 @@ def test_characters_are_not_compared_with_tokens(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="token_unit: tokens against characters"):
         load_study([tmp_path / "a", tmp_path / "b"])
     assert compare.main([str(tmp_path / "a"), str(tmp_path / "b")]) == USAGE
+
+
+def test_what_invariant_kernels_left_out_stands_in_the_notes(tmp_path: Path) -> None:
+    observed = {"invariant": {"uncovered": ["attention with a soft cap"]}}
+    for size in (1, 2):
+        write_run(
+            tmp_path / "runs", {"batch_size": size, "kernels": "invariant"}, rows_of(4),
+            observed=observed,
+        )  # fmt: skip
+    notes = " ".join(analyse(load_study([tmp_path])).notes)
+    assert notes.count("kernels=invariant left out attention with a soft cap.") == 2

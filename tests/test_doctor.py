@@ -51,6 +51,7 @@ def test_a_clean_state_draws_no_warning() -> None:
         ({"chunk_tokens": 512}, {}, "chunk_tokens=512"),
         ({"kv_cache_dtype": "fp8_e5m2"}, {}, "kv_cache_dtype=fp8"),
         ({"quantization": "fp8"}, {}, "quantization=fp8"),
+        ({"invariant": {"uncovered": ["attention with sinks"]}}, {}, "attention with sinks"),
         ({"engine": "vllm 0.25.1"}, {}, "vllm 0.25.1"),
         ({"logprobs_mode": "endpoint's own"}, {}, "logprobs_mode"),
         ({}, {"gpus": 2}, "gpus=2"),

@@ -122,6 +122,30 @@ def test_a_longer_time_limit_is_the_same_run(tiny: Path, prompts: Path) -> None:
     assert made(api="chat").run_id != one.run_id
 
 
+def test_another_release_of_a_served_engine_is_another_run(
+    tiny: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nondet.backends import openai
+
+    ids = set()
+    for release in ("0.30.0", "0.30.1"):
+        found = {"vllm": release}
+        monkeypatch.setattr(openai, "engine_versions", lambda options, found=found: found)
+        ids.add(plan(tiny, prompts, backend={"name": "openai", "serve": "vllm"}).run_id)
+    assert len(ids) == 2
+
+
+def test_a_served_engine_whose_interpreter_cannot_tell_is_refused(
+    tiny: Path, prompts: Path, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 3\n")
+    python.chmod(0o755)
+    served = {"name": "openai", "serve": "vllm", "serve_python": str(python)}
+    with pytest.raises(SettingError, match=r"^backend\.serve_python=.*does not start"):
+        plan(tiny, prompts, backend=served)
+
+
 def test_another_flash_attention_is_another_run(
     tiny: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,14 @@ class Backend(ABC):
         return ("torch",)
 
     @classmethod
+    def versions_elsewhere(cls, setting: Setting) -> dict[str, str | None]:
+        """Versions that decide the bits in another interpreter than the worker's, as a server's.
+
+        Raises SettingError where that interpreter cannot tell.
+        """
+        return {}
+
+    @classmethod
     def environment(cls, setting: Setting) -> dict[str, str]:
         """Variables the worker process needs before its first import of the engine."""
         return {}

@@ -37,7 +37,7 @@ from nondet.backends.options import Option, read_options, refuse
 from nondet.backends.vllm import TABLE as VLLM_TABLE
 from nondet.environment import versions_in
 from nondet.serve import ENGINES, engine_setting, serve
-from nondet.settings import Setting, SettingError
+from nondet.settings import Setting, SettingError, one_line
 
 SERVED = {key: option for key, option in VLLM_TABLE.items() if key not in SHARED}
 TABLE: dict[str, Option] = {
@@ -97,6 +97,15 @@ class OpenAIBackend(EngineBackend):
     @classmethod
     def packages(cls) -> tuple[str, ...]:
         return ("httpx",)
+
+    @classmethod
+    def versions_elsewhere(cls, setting: Setting) -> dict[str, str | None]:
+        options = read_options(setting, cls.table)
+        try:
+            return engine_versions(options) if options["serve"] else {}
+        except (OSError, ValueError) as error:
+            valid = f"an interpreter that starts and finds nondet ({one_line(error)[:160]})"
+            raise SettingError("backend.serve_python", options["serve_python"], valid) from error
 
     def _start(self) -> None:
         options, setting = self.options, self.setting
