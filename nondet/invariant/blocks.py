@@ -38,6 +38,8 @@ _SIZES = (1, 2, 4, 8, BASE, 32, 64, 128, _MOST)
 _PROBE_LIMIT = 1 << 27
 _LARGE, _MOST_LARGE = 1 << 22, 32
 _LEAST_K = 32
+# Weights that a probe draws; more are these again, for drawing a vocabulary takes a second.
+_DISTINCT = 4096
 
 
 class Shape(NamedTuple):
@@ -194,16 +196,16 @@ def cancelling(rows: int, shape: Shape) -> tuple[Tensor, Tensor]:
 
     x = torch.zeros(rows, shape.k, dtype=shape.dtype)
     x[:, one] = x[:, other] = values(rows)
-    if shape.layout == "rows":
-        weights = torch.zeros(shape.n, shape.k, dtype=shape.dtype)
-    else:
-        weights = torch.zeros(shape.k, shape.n, dtype=shape.dtype).t()
-    drawn = values(shape.n)
+    drawn = values(min(shape.n, _DISTINCT))
+    weights = torch.zeros(len(drawn), shape.k, dtype=shape.dtype)
     weights[:, one] = drawn
     weights[:, other] = -drawn
     if shape.biased:
         x[:, 0] = 1
-        weights[:, 0] = 16 * torch.randn(shape.n, generator=draw)
+        weights[:, 0] = 16 * torch.randn(len(drawn), generator=draw)
+    weights = weights.repeat(-(-shape.n // len(drawn)), 1)[: shape.n]
+    if shape.layout != "rows":
+        weights = weights.t().contiguous().t()
     return x, weights
 
 
