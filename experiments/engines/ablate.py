@@ -21,7 +21,7 @@ from experiments.together import Outcome, failures, run_all
 from nondet.runs import read_run
 from nondet.settings import Setting, setting_from
 
-# After so many no run goes on; a lent machine ends a call after 600.
+# After so many no run goes on; a rented machine ends a call after 600.
 SECONDS = 500
 VARIANTS: dict[str, dict[str, Any]] = {
     "as in study.py": {},

@@ -7,7 +7,7 @@
 For machines without Hydra. First the runs on one GPU, ``singles`` at a time on each; then those on
 several, ``pairs`` at a time. Tokens/s mean something with singles=1 pairs=1 alone. Two pairs at a
 time wait for each other at every exchange: on two H200s a step of transformers then took 0.6 s. No
-run goes on after ``seconds``: a lent machine ends a call after 600, and STORE has to be packed
+run goes on after ``seconds``: a rented machine ends a call after 600, and STORE has to be packed
 before that. $PYTHON_VLLM and $PYTHON_SGLANG are the engines' interpreters.
 """
 

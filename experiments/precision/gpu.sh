@@ -38,7 +38,7 @@ for one in $parts; do
     part speed 420 "$python" experiments/precision/speed.py "$model" "$work/speed.csv" ${SPEED:-96 2}
     ;;
   study)
-    # Together below ten minutes: what one call on a lent machine may take.
+    # Together below ten minutes: what one call on a rented machine may take.
     part study "${STUDY_SECONDS:-500}" "$python" -m experiments.precision.study "$work" "$model" ${STUDY:-64 128 12 1}
     part table 60 "$python" -m experiments.precision.table "$work/study"
     ;;
