@@ -45,16 +45,19 @@ def sentences(table: pd.DataFrame) -> list[str]:
             words += f"; with so many items a share below {bound:.0f} % may go unseen"
             if part["more"].str.contains("(", regex=False).any():
                 words += "; the engines differ, too, so this is not the format alone"
-        for name in ("bf16", "fp16", "fp32"):
-            words = words.replace(name, name.upper())
+        words = _formats_in_capitals(words)
         found.append(words[0].upper() + words[1:] + ".")
     left = [claim for claim in CLAIMS if claim not in set(table["claim"])]
     if left:
-        named = ", ".join(left)
-        for name in ("bf16", "fp16", "fp32"):
-            named = named.replace(name, name.upper())
+        named = _formats_in_capitals(", ".join(left))
         found.append(f"Not compared, since fewer than two settings finished on a side: {named}.")
     return found
+
+
+def _formats_in_capitals(words: str) -> str:
+    for name in ("bf16", "fp16", "fp32"):
+        words = words.replace(name, name.upper())
+    return words
 
 
 def _largest(part: pd.DataFrame) -> str:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from experiments.yuan2025.forks import candidates
 from experiments.yuan2025.numbers import SEED, Workload, level, partition, value_of
 from experiments.yuan2025.tables import Spec, Tables, specs, wanted
-from nondet.metrics.divergence import div_index, unique_outputs
+from nondet.metrics.divergence import decided, div_index, unique_outputs
 from nondet.metrics.intervals import mean_over_items
 from nondet.metrics.load import read_column
 from nondet.metrics.prefix import NEVER
@@ -145,8 +145,7 @@ def _histogram(name: str, spec: Spec, tables: Tables) -> Panel:
             if len(group.runs) > 1:
                 forest = workload.loaded.forest
                 position = div_index(forest, group.runs)
-                # Neither parted nor equal: an error, of which is not known what it would have said.
-                known = (position != NEVER) | (unique_outputs(forest, group.runs) == 1)
+                known = decided(position, unique_outputs(forest, group.runs))
                 found[workload, dtype] = position[known]
     if not found:
         return Panel(name, spec["title"], "", pd.DataFrame(), words=NOTHING)

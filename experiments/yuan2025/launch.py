@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import subprocess
@@ -54,8 +55,7 @@ def _composed(
 ) -> DictConfig:
     """A cell's config. Composing takes longest when all runs are there, so what the cells of a
     study share is composed once, and the swept values are put into a copy."""
-    groups = {path.name for path in data_folder("configs").iterdir() if path.is_dir()}
-    if groups & set(cell.values):
+    if _groups() & set(cell.values):
         return compose("config", [*words, *cell.words])
     shared = (f"+sweep={cell.sweep}", *cell.fixed)
     if shared not in bases:
@@ -64,6 +64,12 @@ def _composed(
     for key, value in cell.axes:
         OmegaConf.update(config, key, value)
     return config
+
+
+@functools.cache
+def _groups() -> frozenset[str]:
+    """Config groups: a value of one is a file, which only Hydra can put in."""
+    return frozenset(path.name for path in data_folder("configs").iterdir() if path.is_dir())
 
 
 def run_here(

@@ -21,7 +21,7 @@ from experiments.yuan2025.claims import LIKE, MORE, SMALLER, says
 from experiments.yuan2025.numbers import SEED, Workload, value_of
 from experiments.yuan2025.results import Result
 from nondet.metrics.accuracy import mcnemar
-from nondet.metrics.divergence import div_index, unique_outputs
+from nondet.metrics.divergence import decided, div_index, unique_outputs
 from nondet.metrics.intervals import by_item, largest_unseen, mean_over_items
 from nondet.metrics.load import scan
 from nondet.metrics.prefix import NEVER
@@ -161,9 +161,9 @@ def _divergence(
     forest, item_P = workload.loaded.forest, workload.loaded.item_P
     parts, known = [], np.ones(len(item_P), dtype=bool)
     for runs in (a, b):
-        parts.append(div_index(forest, runs) != NEVER)
-        # Neither parted nor equal: an error or a cut, of which nobody knows what it would say.
-        known &= parts[-1] | (unique_outputs(forest, runs) == 1)
+        position = div_index(forest, runs)
+        parts.append(position != NEVER)
+        known &= decided(position, unique_outputs(forest, runs))
     sides = [np.where(known, part, np.nan) for part in parts]
     row = _row(workload, claim, more, less, len(a), sides, item_P)
     only = [int((x & ~y & known).sum()) for x, y in (parts, parts[::-1])]

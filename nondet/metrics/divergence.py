@@ -131,6 +131,16 @@ def unique_outputs(forest: PrefixForest, runs: Sequence[int]) -> NDArray[np.int6
     return distinct
 
 
+def decided(position: NDArray[np.int64], unique: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether an item's responses are known to part or to be all equal, bool (P,).
+
+    An error or a cut leaves it open: nobody knows what the response would have said. position and
+    unique: (P,), of the same runs, from ``div_index`` and ``unique_outputs``.
+    """
+    known: NDArray[np.bool_] = (position != NEVER) | (unique == 1)
+    return known
+
+
 def median_position(position: NDArray[np.int64]) -> NDArray[np.float64]:
     """Median over items of the diverged positions, (P, C) to (C,); NaN where none diverged."""
     far = np.iinfo(np.int64).max

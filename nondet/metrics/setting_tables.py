@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nondet.metrics.accuracy import UNKNOWN, best_worst, binomial_se, std_at_acc
 from nondet.metrics.agreement import answers_agree
 from nondet.metrics.attribution import REPEAT, one_factor_pairs
-from nondet.metrics.divergence import against, div_index, unique_outputs
+from nondet.metrics.divergence import against, decided, div_index, unique_outputs
 from nondet.metrics.groups import Group
 from nondet.metrics.intervals import (
     Estimate,
@@ -105,14 +105,13 @@ def div_index_table(
         position = div_index(loaded.forest, group.runs)
         some = position != NEVER
         unique = unique_outputs(loaded.forest, group.runs)
-        # Not diverged and not equal: cut too early to tell.
-        decided = some | (unique == 1)
-        share = share_of_known(some, decided, loaded.item_P)
+        known = decided(position, unique)
+        share = share_of_known(some, known, loaded.item_P)
         conditional = np.where(some, position, np.nan).astype(np.float64)
         mean = mean_over_items(by_item(conditional, loaded.item_P), rng)
         rows.append(
             {
-                **_head(group, int(decided.sum())),
+                **_head(group, int(known.sum())),
                 **share._asdict(),
                 "diverged": int(some.sum()),
                 "median": float(np.median(position[some])) if some.any() else np.nan,
@@ -120,7 +119,7 @@ def div_index_table(
                 "mean_low": mean.low,
                 "mean_high": mean.high,
                 "paper_value": float(position[some].mean()) if some.any() else -1.0,
-                "unique_outputs": float(unique[decided].mean()) if decided.any() else np.nan,
+                "unique_outputs": float(unique[known].mean()) if known.any() else np.nan,
             }
         )
     names = ["diverged", "median", "mean", "mean_low", "mean_high", "paper_value"]
