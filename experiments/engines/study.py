@@ -1,6 +1,7 @@
 """Runs of several engines on one GPU, many at a time, each in its own process.
 
     python -m experiments.engines.study MODEL STORE ENGINE[,ENGINE] [ITEMS TOKENS TOGETHER SECONDS]
+        [batches=8,1] [kernels=invariant]
 
 For machines without Hydra: settings are made here, planned and executed as ``nondet.run`` does.
 Bits do not depend on what else the GPU does; tokens/s do, so speed.py measures those alone. After
@@ -41,11 +42,18 @@ def settings(model: str, engine: str, items: int, tokens: int) -> list[Setting]:
 
 def main(words: list[str]) -> int:
     """Plan all, then run them, so many at a time; 1 when one failed."""
-    model, store, engines = words[0], Path(words[1]), words[2].split(",")
-    given = [int(word) for word in words[3:7]]
-    items, tokens, together, seconds = [*given, *(64, 128, 8, 500)[len(given) :]]
-    chosen = [one for engine in engines for one in settings(model, engine, items, tokens)]
-    return int(failures(run_all({store: chosen}, "engines", together, seconds)) > 0)
+    some = {key: value.split(",") for key, _, value in (w.partition("=") for w in words) if value}
+    model, store, engines, *given = (word for word in words if "=" not in word)
+    numbers = [int(word) for word in given]
+    items, tokens, together, seconds = [*numbers, *(64, 128, 8, 500)[len(numbers) :]]
+    chosen = [
+        one
+        for engine in engines.split(",")
+        for one in settings(model, engine, items, tokens)
+        if str(one.batch_size) in some.get("batches", [str(one.batch_size)])
+        and one.kernels in some.get("kernels", [one.kernels])
+    ]
+    return int(failures(run_all({Path(store): chosen}, "engines", together, seconds)) > 0)
 
 
 if __name__ == "__main__":

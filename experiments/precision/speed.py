@@ -41,18 +41,19 @@ COLUMNS = (
 )
 DTYPES = (("bf16", "auto"), ("fp16", "auto"), ("layercast", "fused"), ("layercast", "plain"),
           ("fp32", "auto"))  # fmt: skip
+INVARIANT = (("bf16", "auto"), ("layercast", "auto"), ("fp32", "auto"))
 BATCHES = tuple(int(b) for b in os.environ.get("BATCHES", "1,8,64").split(","))
 PROMPT = 64
 
 
 def variants(cuda: bool) -> Iterator[dict[str, Any]]:
-    """Formats, as they are and in graphs; then invariant kernels in graphs."""
-    for graph in (True, False) if cuda else (False,):
-        for dtype, product in DTYPES:
-            if cuda or product != "fused":
-                yield {"dtype": dtype, "product": product, "kernels": "default", "graph": graph}
-    for dtype in ("bf16", "layercast", "fp32"):
-        yield {"dtype": dtype, "product": "auto", "kernels": "invariant", "graph": cuda}
+    """Formats in graphs, invariant kernels in graphs, and last, where the host decides, neither."""
+    formats = [one for one in DTYPES if cuda or one[1] != "fused"]
+    for kernels, chosen in (("default", formats), ("invariant", INVARIANT)):
+        for dtype, product in chosen:
+            yield {"dtype": dtype, "product": product, "kernels": kernels, "graph": cuda}
+    for dtype, product in formats if cuda else ():
+        yield {"dtype": dtype, "product": product, "kernels": "default", "graph": False}
 
 
 class Clock:

@@ -1,10 +1,11 @@
 """Attention against the better of torch SDPA's flash and cuDNN paths, on the GPU.
 
-    PYTHONPATH=kernels python kernels/bench/bench_attention.py OUT.csv [seconds] [--tune]
+    PYTHONPATH=kernels python kernels/bench/bench_attention.py OUT.csv [seconds] [--tune [--fp32]]
 
 Decode reads keys and values once (memory floor); prefill counts four operations per visible pair
 and channel (tensor-core floor). Where vLLM is importable its FlashAttention with one split is timed
-too (column vllm_us). ``--tune`` tries splits, blocks and tiles on a few sizes instead.
+too (column vllm_us). ``--tune`` tries splits, blocks and tiles on a few sizes instead, with --fp32
+in that type.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 HEADS = {"8B": (32, 8, 128), "Qwen2.5-1.5B": (12, 2, 128), "SmolLM2-135M": (9, 3, 64)}
 DECODE = [(1, 512), (1, 4096), (1, 32768), (8, 512), (8, 4096), (64, 512), (64, 4096)]
 PREFILL = [(1, 512), (1, 2048), (1, 8192), (8, 512), (8, 2048)]
+WIDE = "--fp32" in sys.argv
+KIND = torch.float32 if WIDE else torch.bfloat16
 Case = tuple[str, int, int, int]
 
 
@@ -37,9 +40,10 @@ def cases() -> list[Case]:
 def tensors(case: Case) -> list[tuple[torch.Tensor, ...]]:
     name, b, queries, keys = case
     h, hk, d = HEADS[name]
-    many = timing.copies(b * keys * hk * d * 4, least=3, most=60) if queries == 1 else 3
+    size = 2 * b * keys * hk * d * KIND.itemsize
+    many = timing.copies(size, least=3, most=60) if queries == 1 else 3
     return [
-        tuple(torch.randn((b, x, n, d), device="cuda").bfloat16()
+        tuple(torch.randn((b, x, n, d), device="cuda").to(KIND)
               for x, n in ((h, queries), (hk, keys), (hk, keys)))
         for _ in range(many)
     ]  # fmt: skip
@@ -67,7 +71,7 @@ def torch_us(inputs: list[tuple[torch.Tensor, ...]], causal: bool) -> dict[str, 
 def floor_us(case: Case) -> float:
     name, b, queries, keys = case
     h, hk, d = HEADS[name]
-    moved = 2 * (2 * b * hk * keys * d + 2 * b * h * queries * d) / timing.PEAK_BYTES
+    moved = KIND.itemsize * (2 * b * hk * keys * d + 2 * b * h * queries * d) / timing.PEAK_BYTES
     pairs = queries * keys if queries == 1 else queries * (keys + 1) / 2
     return max(moved, 4 * b * h * d * pairs / timing.PEAK_FLOPS) * 1e6
 
@@ -82,6 +86,8 @@ ORDERS = [(128, 128)]
 """(SPLIT, BLOCK): what decides the bits."""
 DECODE_SHAPES = [(4, 1, 4), (4, 2, 4), (4, 2, 2), (4, 3, 4)]
 """(warps, stages, parts a processor) of split-parallel decode."""
+FP32_DECODE_SHAPES = [(4, 1, 4), (8, 1, 4), (8, 2, 4), (4, 2, 4), (8, 1, 2)]
+FP32_PREFILL_SHAPES = [(32, 8, 1, "loads"), (32, 4, 1, "loads"), (64, 8, 1, "loads")]
 MERGES = [16, 1000]
 """Splits from which a kernel of its own adds them up."""
 PREFILL_SHAPES = [(128, 8, 3, "copies"), (64, 4, 2, "copies"), (64, 4, 2, "loads"),
@@ -100,11 +106,14 @@ Variant = tuple[tuple[int, int], Any, bool]
 def variants(case: Case) -> list[Variant]:
     """((SPLIT, BLOCK), shape, split-parallel) to try for one size."""
     if case[2] > 1:
-        return [(order, shape, False) for order in ORDERS for shape in PREFILL_SHAPES]
+        shapes = FP32_PREFILL_SHAPES if WIDE else PREFILL_SHAPES
+        return [(order, shape, False) for order in ORDERS for shape in shapes]
     merges = MERGES if case[3] > 2048 else MERGES[:1]
-    shared = [(order, (*shape, n), True) for order in ORDERS for shape in DECODE_SHAPES
+    shared = [(order, (*shape, n), True) for order in ORDERS
+              for shape in (FP32_DECODE_SHAPES if WIDE else DECODE_SHAPES)
               for n in merges]  # fmt: skip
-    return shared + [(order, (4, n, 4, 16), False) for order in ORDERS for n in (2, 3, 4)]
+    walked = [(4, 1, 4, 16), (8, 1, 4, 16)] if WIDE else [(4, n, 4, 16) for n in (2, 3, 4)]
+    return shared + [(order, shape, False) for order in ORDERS for shape in walked]
 
 
 def set_variant(variant: Variant, case: Case) -> None:
@@ -131,12 +140,14 @@ def compile_variants(work: list[tuple[Variant, Case]]) -> None:
 def tune(limit: float, path: Path) -> list[dict[str, Any]]:
     """Every variant of the sizes in TUNED; ``bits`` says whether all of one order agree."""
     start, rows = time.time(), []
-    unique = {(v, c[0], c[2] == 1): (v, c) for c in TUNED for v in variants(c)}
+    # FP32 has no tensor cores: its long prefills would take the time of all the others.
+    tuned = [c for c in TUNED if not WIDE or c[1] * c[2] <= 2048]
+    unique = {(v, c[0], c[2] == 1): (v, c) for c in tuned for v in variants(c)}
     timing.warm(compile_variants, list(unique.values()))
     print(f"{time.time() - start:.0f} s to compile", flush=True)
     if "--warm" in sys.argv:
         return []
-    for case in TUNED:
+    for case in tuned:
         torch.manual_seed(0)
         inputs = tensors(case)
         best = torch_us(inputs, case[2] > 1)
