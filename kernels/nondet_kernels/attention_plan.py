@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from .support import cdiv
+from .support import cdiv, next_power_of_2
 
 BLOCK = 128
 """Keys of a block; see ``block_of`` for the types and widths that take fewer."""
@@ -32,12 +32,13 @@ def shape_of(rows: int, width: int, size: int) -> tuple[int, int, int, str]:
     For a sequence's (query, head) rows; never changes a bit.
     """
     if size == 4:
-        return (16, 4, 1, "loads") if rows <= 16 else (32, 8, 1, "loads")
+        # Without tensor cores every row of a tile costs, also those that hold no query.
+        return (max(4, next_power_of_2(rows)), 4, 1, "loads") if rows <= 16 else (32, 8, 1, "loads")
     if rows <= 64:
         return 16, 4, 3 if width <= 128 else 2, "loads"
     if width > 128:
         return 64, 8, 2, "loads"
-    return copied_shape(width)
+    return (128, 4, 2, "warps") if width == 128 else copied_shape(width)
 
 
 def copied_shape(width: int) -> tuple[int, int, int, str]:
@@ -73,9 +74,9 @@ def share(splits: int, programs: int, processors: int, width: int, size: int,
     """
     bm, warps, stages = shape
     if parallel is None:
-        parallel = splits > 1 and bm == 16 and programs < WALK * processors
+        parallel = splits > 1 and bm <= 16 and programs < WALK * processors
     if not parallel:
-        if bm == 16 and splits <= 4:
+        if bm <= 16 and splits <= 4:
             stages = min(stages, 2)
         return Share(False, 1, splits, warps, stages, False)
     # Enough parts for every processor, several splits each where there are more than that.

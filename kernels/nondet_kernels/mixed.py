@@ -23,6 +23,8 @@ from .support import HALVES, INTERPRETED, cdiv, on_device, processors, require, 
 
 BLOCK_K = 64
 """Products summed by themselves before they are added to the rest: part of the order."""
+SPREAD = 1
+"""Tiles a processor below which every slice has a program of its own; never changes a bit."""
 
 
 class MixedPlan(NamedTuple):
@@ -127,7 +129,7 @@ def _launch(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, bias: torch.Ten
     (m, k), n = x.shape, w.shape[0]
     count, length = mixed_slices(n, k)
     tiles = cdiv(m, how.bm) * cdiv(n, how.bn)
-    parallel = count > 1 and tiles < processors(x.device)
+    parallel = count > 1 and tiles < SPREAD * processors(x.device)
     step = how.unroll * BLOCK_K
     fixed = (m, n, k, length, x.stride(0), x.stride(1), w.stride(0), w.stride(1),
              0 if bias is None else bias.stride(0))  # fmt: skip
