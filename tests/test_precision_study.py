@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 
 from experiments.precision.study import ARMS, BATCHES, settings
-from experiments.precision.table import first_difference, table
+from experiments.precision.table import counts, first_difference, table, words
 from nondet.backends.hf import HFBackend
+from nondet.csv_files import save_csv
+from nondet.study import load_study
+
+MEASURED = Path(__file__).parents[1] / "results" / "measured" / "h200" / "precision"
 
 
 def test_every_setting_can_run_and_each_arm_has_all_batch_sizes() -> None:
@@ -37,6 +43,7 @@ class FakeRun:
     tokens: list[list[int]]
     logprobs: list[list[float]]
     repeat: int = 0
+    status: str = "complete"
 
     def table(self, columns: list[str]) -> pa.Table:
         return pa.table({name: getattr(self, name) for name in columns})
@@ -71,6 +78,53 @@ def test_the_table_counts_items_that_part_anywhere() -> None:
     assert (graphs.diverged, graphs.batch_sizes) == (1, "8 8")
     repeat = rows.loc[("repeat", "fp32")]
     assert (repeat.diverged, repeat.bits, repeat.batch_sizes) == (0, 0, "8 8")
+
+
+def test_what_is_missing_stands_beside_what_was_compared() -> None:
+    same = [[1, 2, 3], [4, 5, 6]]
+    runs: Any = [run("bf16", batch, same) for batch in (1, 8, 64)]
+    runs.append(replace(run("bf16", 32, []), status="failed"))
+    runs.append(replace(run("bf16", 64, [], repeat=1), status="failed"))
+    runs += [replace(run("fp16", 1, []), status="failed"), run("fp16", 8, same)]
+    runs += [
+        replace(run("fp32", 1, []), status="failed"),
+        run("fp32", 8, same),
+        run("fp32", 32, same),
+    ]
+    rows = table(runs).set_index(["compared", "dtype"])
+    bf16, fp16 = rows.loc[("batch sizes", "bf16")], rows.loc[("batch sizes", "fp16")]
+    assert (bf16.batch_sizes, bf16.missing, bf16.diverged) == ("1 8 64", "32", 0)
+    assert pd.isna(bf16.as_fp32)  # FP32 has no run at batch size 1
+    assert rows.loc[("batch sizes", "fp32")].as_fp32 == 2
+    assert (fp16.batch_sizes, fp16.missing) == ("8", "1")
+    assert pd.isna(fp16["items"])
+    repeat = rows.loc[("repeat", "bf16")]
+    assert (repeat.batch_sizes, repeat.missing) == ("64", "64")
+    assert pd.isna(repeat.diverged)
+    lines = words(table(runs))
+    assert "| batch sizes | fp16 | default | 8; missing: 1 | not compared |  |  |  |  |  |" in lines
+
+
+def test_the_committed_table_and_page_come_from_the_runs(tmp_path: Path) -> None:
+    found = table(load_study([MEASURED / "study"]).runs)
+    save_csv(found, tmp_path / "table.csv")
+    assert (MEASURED / "study" / "table.csv").read_text() == (tmp_path / "table.csv").read_text()
+    page = (MEASURED / "README.md").read_text()
+    assert not [line for line in words(found) if line not in page]
+
+
+def test_replayed_steps_had_no_stale_masks_in_the_committed_runs() -> None:
+    """What computes in FP32 agrees over kernels, batch sizes, with and without graphs."""
+    runs = load_study([MEASURED / "study"]).complete
+    wide = [
+        run
+        for run in runs
+        if run.factors["dtype"] in ("fp32", "layercast") and "kv_cache" not in run.factors
+    ]
+    assert {bool(run.factors.get("cuda_graph")) for run in wide} == {True, False}
+    found = counts(wide, None)
+    assert (found["items"], found["diverged"]) == (64, 0)
+    assert found["largest_gap"] < 4e-5
 
 
 def test_a_prefix_differs_at_its_end() -> None:
