@@ -51,6 +51,7 @@ class ServerArgs:
     chunked_prefill_size: int | None = None
     context_length: int | None = None
     max_total_tokens: int | None = None
+    nccl_port: int | None = None
     disable_cuda_graph: bool = False
     cuda_graph_bs_decode: list[int] | None = None
 
@@ -145,6 +146,36 @@ def test_factors_become_arguments() -> None:
     assert (got.max_running_requests, got.chunked_prefill_size) == (40, 512)
     assert (got.context_length, got.max_total_tokens) == (2048, 4096)
     assert got.cuda_graph_bs_decode == [1, 2, 4, 8, 16, 32, 40]
+    backend.close()
+
+
+@pytest.mark.usefixtures("fake")
+def test_engines_that_start_at_once_get_ports_of_their_own() -> None:
+    backends = [SGLangBackend(setting(), "folder") for _ in range(3)]
+    ports = []
+    for backend in backends:
+        backend.start()
+        assert Engine.last is not None
+        ports.append(Engine.last.args.nccl_port)
+    assert None not in ports
+    assert len(set(ports)) == 3
+    for backend in backends:
+        backend.close()
+    again = SGLangBackend(setting(), "folder")
+    again.start()
+    assert Engine.last is not None
+    assert Engine.last.args.nccl_port == ports[0]
+    again.close()
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_version_that_takes_no_port_is_given_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = sglang.field_names(ServerArgs) - {"nccl_port"}
+    monkeypatch.setattr(sglang, "field_names", lambda _: names)
+    backend = SGLangBackend(setting(), "folder")
+    backend.start()
+    assert Engine.last is not None
+    assert Engine.last.args.nccl_port is None
     backend.close()
 
 

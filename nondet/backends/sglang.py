@@ -20,6 +20,7 @@ from nondet.backends.engine import DTYPES, SHARED, EngineBackend, cut_short
 from nondet.backends.length import answer_short
 from nondet.backends.options import Option, read_options, refuse
 from nondet.backends.sglang_observed import longest_prompt, longest_sequence, observed
+from nondet.backends.sglang_ports import PortClaim
 from nondet.backends.vllm import check_engine
 from nondet.settings import Setting, SettingError
 
@@ -110,6 +111,9 @@ class SGLangBackend(EngineBackend):
 
         known = field_names(ServerArgs)
         arguments = engine_arguments(self.setting, self.model_path, self.options, known)
+        if "nccl_port" in known:
+            self.claim = PortClaim()
+            arguments["nccl_port"] = self.claim.port
         self.engine = sglang.Engine(**arguments)
         info = self.engine.get_server_info()
         self.longest, self.room = longest_prompt(info), longest_sequence(info)
@@ -142,6 +146,8 @@ class SGLangBackend(EngineBackend):
         engine = self.__dict__.pop("engine", None)
         if engine is not None:
             engine.shutdown()
+        if claim := self.__dict__.pop("claim", None):
+            claim.close()
 
 
 def field_names(record: type) -> set[str]:
