@@ -4,7 +4,8 @@
 
 Asks for TF32 and full-precision sums of 16-bit products, and for three prompts of which one is too
 long and one leaves room for six tokens. Prints what came back and what the workers say of
-themselves. OPTIONS: more options of the backend as JSON.
+themselves. OPTIONS: more options of the backend as JSON, in place of a share of the memory that
+leaves room for others.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import os
 import sys
 from collections.abc import Sequence
 
+from experiments.engine_options import SMALL
 from nondet.backends.base import Request
 from nondet.backends.vllm import VLLMBackend
 from nondet.settings import setting_from
 
 LENGTH = 256
 PROMPTS = (20, LENGTH, LENGTH - 6)
+# vLLM's own share of a GPU is nearly all of it.
+SHARE = {name: SMALL["vllm"][name] for name in ("memory_fraction", "cache_gib")}
 
 
 def main(words: Sequence[str]) -> None:
@@ -27,7 +31,7 @@ def main(words: Sequence[str]) -> None:
     model, gpus, dtype = words
     more = json.loads(os.environ.get("OPTIONS", "{}"))
     values = {
-        "backend": {"name": "vllm", "max_length": LENGTH, "max_seqs": 8, **more},
+        "backend": {"name": "vllm", "max_length": LENGTH, "max_seqs": 8, **SHARE, **more},
         **{"batch_size": len(PROMPTS), "max_new_tokens": 12, "gpus": int(gpus), "dtype": dtype},
         **{"tf32": True, "reduced_precision": False},
     }
