@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from .support import cdiv, next_power_of_2
+from .support import cdiv
 
 BLOCK = 128
 """Keys of a block; see ``block_of`` for the types and widths that take fewer."""
@@ -33,7 +33,7 @@ def shape_of(rows: int, width: int, size: int) -> tuple[int, int, int, str]:
     """
     if size == 4:
         # Without tensor cores every row of a tile costs, also those that hold no query.
-        return (max(4, next_power_of_2(rows)), 4, 1, "loads") if rows <= 16 else (32, 8, 1, "loads")
+        return (4, 4, 2, "loads") if rows <= 16 else (32, 8, 1, "loads")
     if rows <= 64:
         return 16, 4, 3 if width <= 128 else 2, "loads"
     if width > 128:
@@ -48,7 +48,7 @@ def copied_shape(width: int) -> tuple[int, int, int, str]:
 
 def parallel_shape(per: int, width: int, size: int) -> tuple[int, int]:
     """Warps and stages of a program that computes ``per`` splits; never changes a bit."""
-    return (4, 1) if size == 4 else (4, 2)
+    return 4, 2
 
 
 class Share(NamedTuple):

@@ -100,7 +100,9 @@ def generic(m: int, n: int, bits: int, count: int, programs: int) -> Plan:
     if bits == 16:
         bm, bn, bk, warps, stages = (16, 64, 64, 4, 3) if m <= 16 else (64, 64, 64, 4, 3)
     elif bits == 32:
-        bm, bn, bk, warps, stages = (16, 32, 16, 4, 3) if m <= 16 else (64, 64, 16, 8, 2)
+        # Without tensor cores a row of the tile costs as much as a row of the product.
+        small = (1, 32, 16, 1, 6) if m == 1 else (4, 32, 16, 2, 6)
+        bm, bn, bk, warps, stages = small if m <= 16 else (64, 64, 16, 8, 2)
     else:
         bm, bn, bk, warps, stages = (16, 16, 16, 4, 2) if m <= 16 else (32, 32, 16, 4, 2)
     few = cdiv(m, bm) * cdiv(n, bn) < programs
