@@ -16,7 +16,7 @@ smallest batch is that of FP32 with the same kernels. Rows ``repeat``: a setting
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -153,9 +153,9 @@ def words(found: pd.DataFrame) -> list[str]:
     return ["| " + " | ".join(row_) + " |" for row_ in rows]
 
 
-def cells(own: dict[str, Any]) -> list[str]:
+def cells(own: Mapping[Any, Any]) -> list[str]:
     """One row in words."""
-    kept = {name: None if pd.isna(value) else value for name, value in own.items()}
+    kept: dict[Any, Any] = {name: None if pd.isna(value) else value for name, value in own.items()}
     cache = "" if kept["kv_cache"] == "auto" else f", {kept['kv_cache']} cache"
     lacking = f"missing: {kept['missing']}" if kept["missing"] else ""
     has = [word for word in (kept["batch_sizes"], lacking) if word]
