@@ -136,7 +136,7 @@ def analyse(
         verdict=verdict,
         reasons=reasons,
         notes=[*study.notes, *_notes(study, loaded, scanned, pair_limit)],
-        summary=run_tables.summary_table(study, loaded, first),
+        summary=run_tables.summary_table(study, loaded, first, pair_rows),
         pairs=pair_rows,
         divergence=run_tables.divergence_table(loaded, labels, first, gaps(loaded, first), scanned),
         survival=run_tables.survival_table(loaded, labels, first, draws[0], resamples),
@@ -172,11 +172,10 @@ def _logprob_pairs(study: Study, limit: int) -> list[Pair]:
 
 
 def _evidence(study: Study, loaded: Loaded, pairs: pd.DataFrame) -> Evidence:
-    def of_kind(kind: str) -> list[tuple[int, int, str]]:
+    def of_kind(kind: str, what: str = "diverged", of: str = "items") -> list[tuple[int, int, str]]:
         rows = pairs[pairs["kind"] == kind]
         labels = rows["label_a"] + " and " + rows["label_b"]
-        differ = rows["diverged"].astype(int)
-        return list(zip(differ, rows["items"].astype(int), labels, strict=True))
+        return list(zip(rows[what].astype(int), rows[of].astype(int), labels, strict=True))
 
     noise = pairs["max_abs_dlogprob"].dropna()
     first = against(loaded.forest, 0)
@@ -196,6 +195,7 @@ def _evidence(study: Study, loaded: Loaded, pairs: pd.DataFrame) -> Evidence:
         repeats_undecided=int(open_[pairs["kind"] == "repeat"].sum()),
         logprobs_compared=int(pairs["logprobs_compared"][with_reference].sum()),
         logprobs_common=int(first.prefix[:, 1:].sum()),
+        repeat_logprobs=of_kind("repeat", "logprobs_differ", "logprobs_compared"),
         samples=len(loaded.item_P) // max(loaded.items, 1) or 1,
     )
 
@@ -253,7 +253,7 @@ def _controls(study: Study, pairs: pd.DataFrame) -> pd.DataFrame:
                 "items": pair["items"],
                 "diverged": pair["diverged"],
                 "logprobs_differ": pair["logprobs_differ"],
-                "passed": pair["identical"] == pair["items"],
+                "passed": pair["identical"] == pair["items"] and not pair["logprobs_differ"],
             }
         )
     for run in study.failed:

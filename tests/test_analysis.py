@@ -10,6 +10,8 @@ from pathlib import Path
 
 import naive_metrics as naive
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from factory import Row, make_study, write_run
 
@@ -267,6 +269,23 @@ def test_verdict_words(tmp_path: Path) -> None:
     parted = analyse(make_study(tmp_path / "e", items=8, diverge=0.9, repeats=2))
     assert parted.verdict == DIFFERENT
     assert parted.reasons[0].startswith("Repeats are identical")
+
+
+def test_repeats_that_differ_in_log_probabilities_alone_are_said(tmp_path: Path) -> None:
+    study = make_study(tmp_path, items=30, tokens=30, repeats=2, diverge=0, noise=0)
+    path = tmp_path / "runs" / study.complete[1].id / "tokens.parquet"
+    table = pq.read_table(path)
+    logprobs = table["logprobs"].to_pylist()
+    logprobs[3][7] = float(np.nextafter(np.float32(logprobs[3][7]), np.float32(0)))
+    place = table.schema.get_field_index("logprobs")
+    changed = pa.array(logprobs, table.schema.field("logprobs").type)
+    pq.write_table(table.set_column(place, table.schema.field("logprobs"), changed), path)
+    found = analyse(load_study([tmp_path]))
+    said = next(reason for reason in found.reasons if reason.startswith("Repeats"))
+    assert "not in every log-probability" in said
+    assert ", 1 of 938 positions" in said
+    assert found.summary["repeat_identical"].tolist() == [False, False, True, True]
+    assert found.controls["passed"].tolist() == [False, True]
 
 
 def test_repeats_that_differ_come_first(tmp_path: Path) -> None:

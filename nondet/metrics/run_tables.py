@@ -34,10 +34,15 @@ def run_labels(study: Study) -> dict[str, str]:
     return labels
 
 
-def summary_table(study: Study, loaded: Loaded | None, first: Comparison | None) -> pd.DataFrame:
-    """One row a run, failed ones with empty numbers."""
+def summary_table(
+    study: Study,
+    loaded: Loaded | None,
+    first: Comparison | None,
+    pairs: pd.DataFrame | None = None,
+) -> pd.DataFrame:
+    """One row a run, failed ones with empty numbers; ``pairs`` as ``pairs_table`` gives them."""
     place = {run.id: at for at, run in enumerate(study.complete)}
-    repeats = _repeats_identical(study, loaded)
+    repeats = _repeats_identical(study, loaded, pairs)
     labels = run_labels(study)
     rows = []
     for run in study.runs:
@@ -111,8 +116,11 @@ def _run_numbers(loaded: Loaded, first: Comparison, run: int) -> dict[str, objec
     }
 
 
-def _repeats_identical(study: Study, loaded: Loaded | None) -> dict[str, bool | None]:
-    """Whether the repeats of a setting agree; None where some of them cannot tell."""
+def _repeats_identical(
+    study: Study, loaded: Loaded | None, pairs: pd.DataFrame | None
+) -> dict[str, bool | None]:
+    """Whether the repeats of a setting agree in every token and every log-probability that both
+    have; None where some of them cannot tell."""
     members: dict[str, list[int]] = {}
     for at, run in enumerate(study.complete):
         members.setdefault(repr(study.setting_key(run)), []).append(at)
@@ -124,6 +132,10 @@ def _repeats_identical(study: Study, loaded: Loaded | None) -> dict[str, bool | 
             found = against(loaded.forest, runs[0])
             alike = bool(found.identical[:, runs].all())
             said[key] = False if found.diverged[:, runs].any() else alike or None
+    if pairs is not None:
+        finer = pairs[(pairs["kind"] == "repeat") & (pairs["logprobs_differ"] > 0)]
+        moved = set(finer["run_a"]) | set(finer["run_b"])
+        said |= {repr(study.setting_key(run)): False for run in study.complete if run.id in moved}
     return said
 
 

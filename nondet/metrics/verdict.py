@@ -49,6 +49,7 @@ class Evidence:
     repeats_undecided: int = 0
     logprobs_compared: int = 0
     logprobs_common: int = 0
+    repeat_logprobs: Sequence[tuple[int, int, str]] = ()
     samples: int = 1
     max_rate: float = MAX_RATE
 
@@ -121,7 +122,14 @@ def _repeat_sentences(evidence: Evidence) -> list[str]:
         if evidence.repeats_undecided:
             open_ = _count(evidence.repeats_undecided, "comparison")
             return [f"Repeats do not differ ({pairs} of runs), but {open_} cannot tell."]
-        return [f"Repeats are identical ({pairs} of runs)."]
+        finer = _worst(evidence.repeat_logprobs)
+        if finer is None:
+            return [f"Repeats are identical ({pairs} of runs)."]
+        count, positions, label = finer
+        return [
+            f"Repeats agree in every token ({pairs} of runs), but not in every log-probability: "
+            f"{label}, {count:,} of {positions:,} positions. So runs differ by themselves."
+        ]
     noun = _noun(evidence)
     return [
         f"Repeats of one setting already differ: {label}, {count} of {items} {noun}."
