@@ -31,6 +31,7 @@ VARIANTS = (
     ("layercast", "auto", "invariant"),
 )
 SHORT, LONG = 8, 24
+NAME = 100  # characters of a kernel's name: templates of the same head are one row
 
 
 def times_of(backend: Any, batch: int, tokens: int) -> pd.DataFrame:
@@ -42,7 +43,7 @@ def times_of(backend: Any, batch: int, tokens: int) -> pd.DataFrame:
         if on_gpu:
             torch.cuda.synchronize()
     rows = [
-        (one.key, one.count, one.self_device_time_total if on_gpu else one.self_cpu_time_total)
+        (one.key[:NAME], one.count, one.self_device_time_total if on_gpu else one.self_cpu_time_total)
         for one in seen.key_averages()
     ]
     return pd.DataFrame(rows, columns=["kernel", "calls", "us"]).groupby("kernel").sum()
