@@ -42,10 +42,8 @@ def times_of(backend: Any, batch: int, tokens: int) -> pd.DataFrame:
         wave(backend, batch, tokens)
         if on_gpu:
             torch.cuda.synchronize()
-    rows = [
-        (one.key[:NAME], one.count, one.self_device_time_total if on_gpu else one.self_cpu_time_total)
-        for one in seen.key_averages()
-    ]
+    field = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    rows = [(one.key[:NAME], one.count, getattr(one, field)) for one in seen.key_averages()]
     return pd.DataFrame(rows, columns=["kernel", "calls", "us"]).groupby("kernel").sum()
 
 
