@@ -4,7 +4,8 @@
         [batches=8,1] [kernels=invariant]
 
 For machines without Hydra: settings are made here, planned and executed as ``nondet.run`` does.
-Bits do not depend on what else the GPU does; tokens/s do, so speed.py measures those alone. After
+tokens/s depend on what else the GPU does, so speed.py measures those alone; bits should not, which
+is what the repeats are for (transformers' own kernels did not repeat themselves in company). After
 SECONDS (500) no run goes on; the same command goes on with the study.
 $PYTHON_VLLM and $PYTHON_SGLANG are the engines' interpreters.
 """
