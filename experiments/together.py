@@ -4,8 +4,9 @@ Settings are planned, stored, resumed and recorded exactly as ``nondet.run`` doe
 skips what is done. Where there are GPUs, each run sees those of its seat alone: ``together`` runs
 share a GPU, and runs on several GPUs follow when those on fewer are done. Times depend on what
 else the machine does, so nothing that runs here beside others is a measurement of speed; bits
-should not, which is what the repeats of a study are for. An engine whose packages lie in a folder of their own is reached through an interpreter
-(``backend.python``) that is a script which sets PYTHONPATH.
+should not, which is what the repeats of a study are for. An engine whose packages lie in a folder
+of their own is reached through an interpreter (``backend.python``) that is a script which sets
+PYTHONPATH.
 """
 
 from __future__ import annotations

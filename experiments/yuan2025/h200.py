@@ -5,8 +5,8 @@
     python -m experiments.yuan2025.h200 adopt OUT                     here again: tasks and marks
 
 A first word scale=FILE takes another scale than scales/h200.yaml. What else a GPU does moves
-tokens/s, so those of such a study mean nothing, and should move no bit: the repeats say. Cells that did not start in time
-are recorded as not run. $PYTHON_VLLM is the engine's interpreter.
+tokens/s, so those of such a study mean nothing, and should move no bit: the repeats say. Cells
+that did not start in time are recorded as not run. $PYTHON_VLLM is the engine's interpreter.
 """
 
 from __future__ import annotations
