@@ -138,7 +138,7 @@ def attend(shape: list[tuple[int, ...]], dtype: torch.dtype, **extra: Any) -> No
 
 
 def candidate() -> Iterator[Case]:
-    """The prefill kernel for heads 128 wide, ``attention_hopper``, and the other width it can take."""
+    """``attention_hopper``, the prefill of heads 128 wide, and the other width it can take."""
     for h, hk, d, stages in ((32, 8, 128, 2), (32, 8, 128, 3), (9, 3, 64, 2)):
         kinds = dict(SPLIT=128, CAUSAL=True, VARLEN=False, START=False, END=False)
 

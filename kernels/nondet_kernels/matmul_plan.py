@@ -105,6 +105,6 @@ def generic(m: int, n: int, bits: int, count: int, programs: int) -> Plan:
         bm, bn, bk, warps, stages = small if m <= 16 else (64, 64, 16, 8, 2)
     else:
         bm, bn, bk, warps, stages = (16, 16, 16, 4, 2) if m <= 16 else (32, 32, 16, 4, 2)
-    few = cdiv(m, bm) * cdiv(n, bn) < programs
+    few = cdiv(m, bm) * cdiv(n, bn) < (2 if bits == 32 else 1) * programs
     mode = "whole" if count == 1 else ("parallel" if few else "walk")
     return Plan("tile", mode, bm, bn, bk, warps, stages)
