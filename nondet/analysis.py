@@ -196,8 +196,16 @@ def _evidence(study: Study, loaded: Loaded, pairs: pd.DataFrame) -> Evidence:
         logprobs_compared=int(pairs["logprobs_compared"][with_reference].sum()),
         logprobs_common=int(first.prefix[:, 1:].sum()),
         repeat_logprobs=of_kind("repeat", "logprobs_differ", "logprobs_compared"),
+        repeats_common=_common(loaded, pairs[pairs["kind"] == "repeat"]),
         samples=len(loaded.item_P) // max(loaded.items, 1) or 1,
     )
+
+
+def _common(loaded: Loaded, pairs: pd.DataFrame) -> int:
+    """Tokens that the runs of each pair have in common before they part, over all pairs."""
+    place = {run.id: at for at, run in enumerate(loaded.runs)}
+    ends = zip(pairs["run_a"].map(place), pairs["run_b"].map(place), strict=True)
+    return sum(int(loaded.forest.prefix_with(a)[:, b].sum()) for a, b in ends)
 
 
 def _notes(study: Study, loaded: Loaded, scanned: Scan, limit: int) -> list[str]:
@@ -251,6 +259,7 @@ def _controls(study: Study, pairs: pd.DataFrame) -> pd.DataFrame:
                 "control": "repeat",
                 "what": f"{pair['label_a']} and {pair['label_b']}",
                 "items": pair["items"],
+                "identical": pair["identical"],
                 "diverged": pair["diverged"],
                 "logprobs_differ": pair["logprobs_differ"],
                 "passed": pair["identical"] == pair["items"] and not pair["logprobs_differ"],
@@ -259,5 +268,5 @@ def _controls(study: Study, pairs: pd.DataFrame) -> pd.DataFrame:
     for run in study.failed:
         what = f"{run_tables.run_labels(study)[run.id]}: {run.record.get('reason')}"
         rows.append({"control": "run complete", "what": what, "passed": False})
-    names = ["control", "what", "items", "diverged", "logprobs_differ", "passed"]
+    names = ["control", "what", "items", "identical", "diverged", "logprobs_differ", "passed"]
     return pd.DataFrame(rows, columns=names)

@@ -34,7 +34,9 @@ class Evidence:
     responses that ended in an error. undecided: comparisons of two responses of which one is cut
     before the other ends, and repeats_undecided: those of repeats. logprobs_compared,
     logprobs_common: positions at which both the reference and a run have a log-probability, and
-    positions that they have in common. samples: rows an item.
+    positions that they have in common. repeat_logprobs: (log-probabilities that differ, positions
+    compared, label) of each pair of repeats, and repeats_common: positions that their tokens have
+    in common. samples: rows an item.
     """
 
     runs: int
@@ -50,6 +52,7 @@ class Evidence:
     logprobs_compared: int = 0
     logprobs_common: int = 0
     repeat_logprobs: Sequence[tuple[int, int, str]] = ()
+    repeats_common: int = 0
     samples: int = 1
     max_rate: float = MAX_RATE
 
@@ -118,23 +121,37 @@ def _repeat_sentences(evidence: Evidence) -> list[str]:
         return ["No setting was repeated, so run-to-run noise is not known."]
     moved = [pair for pair in evidence.repeat_pairs if pair[0]]
     if not moved:
-        pairs = _count(len(evidence.repeat_pairs), "pair")
-        if evidence.repeats_undecided:
-            open_ = _count(evidence.repeats_undecided, "comparison")
-            return [f"Repeats do not differ ({pairs} of runs), but {open_} cannot tell."]
-        finer = _worst(evidence.repeat_logprobs)
-        if finer is None:
-            return [f"Repeats are identical ({pairs} of runs)."]
-        count, positions, label = finer
-        return [
-            f"Repeats agree in every token ({pairs} of runs), but not in every log-probability: "
-            f"{label}, {count:,} of {positions:,} positions. So runs differ by themselves."
-        ]
+        return [_alike(evidence)]
     noun = _noun(evidence)
     return [
         f"Repeats of one setting already differ: {label}, {count} of {items} {noun}."
         for count, items, label in moved
     ]
+
+
+def _alike(evidence: Evidence) -> str:
+    """What is known of repeats of which none parts in a token."""
+    pairs = _count(len(evidence.repeat_pairs), "pair")
+    open_, finer = "", _worst(evidence.repeat_logprobs)
+    if evidence.repeats_undecided:
+        open_ = f"{_count(evidence.repeats_undecided, 'comparison')} cannot tell"
+    if finer is not None:
+        count, positions, label = finer
+        said = f"Repeats agree in every token{' compared' if open_ else ''} ({pairs} of runs)"
+        also = f" Of tokens, {open_}." if open_ else ""
+        return (
+            f"{said}, but not in every log-probability: {label}, {count:,} of {positions:,} "
+            f"positions. So runs differ by themselves.{also}"
+        )
+    if open_:
+        return f"Repeats do not differ ({pairs} of runs), but {open_}."
+    known = sum(pair[1] for pair in evidence.repeat_logprobs)
+    if evidence.repeats_common > known:
+        return (
+            f"Repeats are identical in every token ({pairs} of runs); log-probabilities could be "
+            f"compared at {known:,} of {evidence.repeats_common:,} positions."
+        )
+    return f"Repeats are identical ({pairs} of runs)."
 
 
 def _settings(evidence: Evidence, parted: tuple[int, int, str] | None) -> list[str]:

@@ -98,13 +98,14 @@ def control_entries(context: Context) -> list[dict[str, str]]:
         passed = bool(row["passed"])
         text = f"{row['control']}: {row['what']}"
         if row["control"] == "repeat":
-            found = f"identical in {row['items']:.0f} items"
-            if row["diverged"]:
-                found = f"{row['diverged']:.0f} of {row['items']:.0f} items diverge"
-            elif row["logprobs_differ"]:
-                found = f"{found}, but {row['logprobs_differ']:,.0f} log-probabilities differ"
-            elif not passed:
-                found = "responses that were cut before the other ended cannot tell"
+            found = f"{row['diverged']:.0f} of {row['items']:.0f} items diverge"
+            if not row["diverged"]:
+                open_ = row["items"] - row["identical"]
+                found = f"identical in {row['identical']:.0f} items"
+                if open_:
+                    found += f", {open_:.0f} were cut before the other ended and cannot tell"
+                if row["logprobs_differ"]:
+                    found += f", but {row['logprobs_differ']:,.0f} log-probabilities differ"
             text = f"{row['what']}: {found}"
         mark = "held" if passed else "failed"
         entries.append({"state": "good" if passed else "bad", "mark": mark, "text": text})
