@@ -38,6 +38,8 @@ def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, l
     heads, size = k.shape[1], q.element_size()
     rows, padded = call.max_q * (q.shape[1] // heads), max(16, next_power_of_2(q.shape[3]))
     bm, warps, stages, engine = plan.shape_of(rows, padded, size)
+    if call.tf32 and size == 4 and bm < 16:
+        bm, warps, stages = 16, 4, 1  # The tensor cores take 16 rows at least.
     engine = engine if hopper(q.device) else "loads"
     kinds = _kinds(lengths, call)
     if engine == "warps":

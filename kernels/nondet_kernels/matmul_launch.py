@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .matmul_kernels import stream_kernel, tile_kernel
-from .matmul_plan import Plan, generic, plan, slices
+from .matmul_plan import Plan, generic, on_tensor_cores, plan, slices
 from .support import OutOfResources, cdiv, hopper, processors, start, tl
 
 Again = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], None]
@@ -43,6 +43,8 @@ def launch(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor | 
             how = plan(m, n, k, bits, tma, programs)
         else:
             how = generic(m, n, bits, count[0], programs)
+        if allow_tf32 and bits == 32:
+            how = on_tensor_cores(how)
     wanted = (how, a.dtype, o.dtype, c is None, _facts(a), _facts(b), _facts(o))
     for smaller in fitting(_fits.get(wanted, how), n, 8 * a.element_size(), count[0], programs):
         try:

@@ -108,3 +108,9 @@ def generic(m: int, n: int, bits: int, count: int, programs: int) -> Plan:
     few = cdiv(m, bm) * cdiv(n, bn) < (2 if bits == 32 else 1) * programs
     mode = "whole" if count == 1 else ("parallel" if few else "walk")
     return Plan("tile", mode, bm, bn, bk, warps, stages)
+
+
+def on_tensor_cores(how: Plan) -> Plan:
+    """The plan of an FP32 product that may use TF32: tiles below 16 rows were made for, and their
+    bits compared, without tensor cores, which take 16 rows at least."""
+    return how if how.bm >= 16 else how._replace(bm=16, bn=32, warps=4, stages=3)

@@ -19,7 +19,17 @@ import torch
 from .matmul import _layout, _ready, _remember
 from .matmul_launch import Again, scratch
 from .mixed_kernels import mixed_kernel
-from .support import HALVES, INTERPRETED, cdiv, on_device, processors, require, start, tl
+from .support import (
+    HALVES,
+    INTERPRETED,
+    OutOfResources,
+    cdiv,
+    on_device,
+    processors,
+    require,
+    start,
+    tl,
+)
 
 BLOCK_K = 64
 """Products summed by themselves before they are added to the rest: part of the order."""
@@ -147,7 +157,6 @@ def _launch(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, bias: torch.Ten
         # NumPy, which the interpreter multiplies with, has no bf16; the parts fit FP32 as well.
         KIND=tl.float32 if INTERPRETED else tl.bfloat16,
     )
-    options = dict(num_warps=how.warps, num_stages=how.stages)
     grid = (tiles, count if parallel else 1, 1)
 
     def scratched(x: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,7 +164,15 @@ def _launch(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, bias: torch.Ten
 
     work, counters = scratched(x, out)
     first = (x, w, out, out if bias is None else bias, work, counters, *fixed)
-    compiled = start(mixed_kernel, grid, first, constants, options)
+    for stages in range(how.stages, 0, -1):
+        options = dict(num_warps=how.warps, num_stages=stages)
+        try:
+            compiled = start(mixed_kernel, grid, first, constants, options)
+            break
+        except OutOfResources:
+            # One stage less: a matter of memory, not of bits. GPUs of other kinds have less.
+            if stages == 1:
+                raise
     if compiled is None:
         return None
     run, rest = compiled[grid], (*fixed, *constants.values())

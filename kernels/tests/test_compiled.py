@@ -73,6 +73,53 @@ def test_what_does_not_fit_is_reported() -> None:
     assert not any(fits for *_, fits in small["tried"])
 
 
+TF32 = """
+import json, torch
+from nondet_kernels import attention, matmul
+from offline import empty, offline
+F = torch.float32
+with offline() as recorder:
+    for tf32 in (False, True):
+        for m in (1, 4, 16):
+            recorder.label = ["matmul", tf32]
+            matmul.matmul(empty(m, 512, dtype=F), empty(512, 256, dtype=F), allow_tf32=tf32)
+            matmul.bmm(empty(2, m, 64, dtype=F), empty(2, 64, 96, dtype=F), allow_tf32=tf32)
+        recorder.label = ["attention", tf32]
+        keys = empty(2, 2, 300, 64, dtype=F)
+        attention.attention(empty(2, 4, 1, 64, dtype=F), keys, keys, allow_tf32=tf32)
+    print(json.dumps([[*c.label, c.constants["BM"], c.fits] for c in recorder.compiled
+                      if "BN" in c.constants]))
+"""
+
+
+def test_tf32_keeps_tiles_of_sixteen_rows() -> None:
+    """Tiles of fewer rows were made for, and compared, without tensor cores."""
+    found = run(TF32)
+    assert all(fits for *_, fits in found)
+    for operation in ("matmul", "attention"):
+        rows = {tf32: {bm for name, tf, bm, _ in found if (name, tf) == (operation, tf32)}
+                for tf32 in (False, True)}  # fmt: skip
+        assert rows[True] == {16}
+        assert max(rows[False]) < 16
+
+
+MIXED = """
+import json, torch
+from nondet_kernels import mixed
+from offline import empty, offline
+with offline(101_376) as recorder:
+    mixed.mixed_linear(empty(1, 4096, dtype=torch.float32), empty(14336, 4096))
+    print(json.dumps([[c.stages, c.fits] for c in recorder.compiled]))
+"""
+
+
+def test_a_mixed_plan_that_does_not_fit_takes_fewer_stages() -> None:
+    """Of 120,832 bytes for the widest layer at one row, consumer GPUs have 101,376."""
+    found = run(MIXED)
+    assert [fits for _, fits in found] == [False] * (len(found) - 1) + [True]
+    assert len(found) > 1
+
+
 EVERY = """
 import json
 from compile_cases import representatives
