@@ -51,6 +51,26 @@ def test_a_study_ends_while_there_is_time_to_pack_it(
     assert all(s.backend.options["max_seqs"] == 8 for s in alone)
 
 
+def test_some_batch_sizes_and_one_mode_are_taken(asked: Asked) -> None:
+    study.main(["a=b/model", "store", "sglang", "4", "batches=8,1", "kernels=invariant"])
+    ((settings, *_),) = asked
+    assert {(s.batch_size, s.kernels) for s in settings} == {(8, "invariant"), (1, "invariant")}
+    assert {s.model.path for s in settings} == {str(Path("a=b/model"))}
+
+
+@pytest.mark.parametrize("word", ["batches=5", "batches=8,9", "batches=", "kernels=on"])
+def test_a_choice_that_nothing_has_is_refused(asked: Asked, word: str) -> None:
+    with pytest.raises(SystemExit, match="no setting has"):
+        study.main(["model", "store", "sglang", word])
+    assert not asked
+
+
+def test_an_unknown_choice_is_refused(asked: Asked) -> None:
+    with pytest.raises(ValueError, match="batch=8"):
+        study.main(["model", "store", "sglang", "batch=8"])
+    assert not asked
+
+
 def test_an_ablation_says_what_did_not_run(asked: Asked, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     words: list[Any] = ["model", str(tmp_path), str(out)]

@@ -22,6 +22,8 @@ from nondet.settings import Setting, setting_from
 
 BATCHES = (64, 32, 8, 1)
 TIMEOUT_S = 480.0
+CHOICES = {"batches": "batch_size", "kernels": "kernels"}
+"""Words that take some of the settings, and the field of a setting that they name."""
 
 
 def settings(model: str, engine: str, items: int, tokens: int) -> list[Setting]:
@@ -43,8 +45,10 @@ def settings(model: str, engine: str, items: int, tokens: int) -> list[Setting]:
 
 def main(words: list[str]) -> int:
     """Plan all, then run them, so many at a time; 1 when one failed."""
-    some = {key: value.split(",") for key, _, value in (w.partition("=") for w in words) if value}
-    model, store, engines, *given = (word for word in words if "=" not in word)
+    # A path may hold a "=" as well, so only the words of CHOICES are taken out.
+    taken = [word for word in words if word.startswith(tuple(f"{name}=" for name in CHOICES))]
+    some = {name: value.split(",") for name, _, value in (word.partition("=") for word in taken)}
+    model, store, engines, *given = (word for word in words if word not in taken)
     numbers = [int(word) for word in given]
     items, tokens, together, seconds = [*numbers, *(64, 128, 8, 500)[len(numbers) :]]
     chosen = [
@@ -54,6 +58,10 @@ def main(words: list[str]) -> int:
         if str(one.batch_size) in some.get("batches", [str(one.batch_size)])
         and one.kernels in some.get("kernels", [one.kernels])
     ]
+    for name, values in some.items():
+        lost = set(values) - {str(getattr(one, CHOICES[name])) for one in chosen}
+        if lost:
+            raise SystemExit(f"{name}: no setting has {', '.join(sorted(lost))!r}")
     return int(failures(run_all({Path(store): chosen}, "engines", together, seconds)) > 0)
 
 
