@@ -259,7 +259,6 @@ def _controls(study: Study, pairs: pd.DataFrame) -> pd.DataFrame:
                 "control": "repeat",
                 "what": f"{pair['label_a']} and {pair['label_b']}",
                 "items": pair["items"],
-                "identical": pair["identical"],
                 "diverged": pair["diverged"],
                 "logprobs_differ": pair["logprobs_differ"],
                 "passed": pair["identical"] == pair["items"] and not pair["logprobs_differ"],
@@ -268,5 +267,5 @@ def _controls(study: Study, pairs: pd.DataFrame) -> pd.DataFrame:
     for run in study.failed:
         what = f"{run_tables.run_labels(study)[run.id]}: {run.record.get('reason')}"
         rows.append({"control": "run complete", "what": what, "passed": False})
-    names = ["control", "what", "items", "identical", "diverged", "logprobs_differ", "passed"]
+    names = ["control", "what", "items", "diverged", "logprobs_differ", "passed"]
     return pd.DataFrame(rows, columns=names)

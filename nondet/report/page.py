@@ -94,14 +94,16 @@ def panel_entry(panel: Panel, facts: str) -> dict[str, Any]:
 def control_entries(context: Context) -> list[dict[str, str]]:
     """The controls as sentences with a mark, failed ones first."""
     entries = []
+    pairs = context.view.analysis.pairs.to_dict("records")
+    identical = {f"{pair['label_a']} and {pair['label_b']}": pair["identical"] for pair in pairs}
     for row in context.view.analysis.controls.to_dict("records"):
         passed = bool(row["passed"])
         text = f"{row['control']}: {row['what']}"
         if row["control"] == "repeat":
             found = f"{row['diverged']:.0f} of {row['items']:.0f} items diverge"
             if not row["diverged"]:
-                open_ = row["items"] - row["identical"]
-                found = f"identical in {row['identical']:.0f} items"
+                same = identical[row["what"]]
+                found, open_ = f"identical in {same:.0f} items", row["items"] - same
                 if open_:
                     found += f", {open_:.0f} were cut before the other ended and cannot tell"
                 if row["logprobs_differ"]:
