@@ -34,7 +34,7 @@ def check_study(
     runs = study.complete
     if len(runs) < 2:
         missing.append(f"{len(runs)} complete runs: there is nothing to compare.")
-    matched, controls = [], []
+    matched, controls, finer = [], [], []
     for run in runs[1:]:
         # A repeat is compared with the first run of its own setting: that is the control.
         key = study.setting_key(run)
@@ -43,6 +43,11 @@ def check_study(
             if base.id != run.id:
                 found = compare_stored(base, run)
                 controls.append((rows_differing(found, level), found.items, labels[run.id]))
+                if level == "tokens" and not controls[-1][0] and found.logprobs_differ:
+                    finer.append(
+                        f"{labels[run.id]} repeats every token, but at {found.logprobs_differ:,} of "
+                        f"{found.common_tokens:,} positions not the log-probability."
+                    )
                 if key == study.setting_key(runs[0]):
                     missing += [f"{labels[run.id]}: {words}" for words in undecided(found, level)]
             if key != study.setting_key(runs[0]):
@@ -53,7 +58,7 @@ def check_study(
             raise StudyError(f"{run.folder}: not comparable, {error}") from None
     items = len(set(runs[0].item_ids)) if runs else 0
     code, reasons = decide(matched, controls, items, missing, level=level, rate=rate, allow=allow)
-    return Gate(code, reasons, level, rate, items, matched, allow=allow)
+    return Gate(code, [*reasons, *finer], level, rate, items, matched, allow=allow)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

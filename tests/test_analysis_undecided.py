@@ -131,6 +131,22 @@ def test_repeats_are_not_called_identical_where_log_probabilities_are_unknown(
     assert not any(one.startswith("Repeats are identical (") for one in reasons)
 
 
+def test_a_check_of_tokens_says_that_repeats_differ_in_log_probabilities(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = base(40)
+    moved = dataclasses.replace(rows[1], logprobs=[x - 1e-3 for x in rows[1].logprobs])
+    write_run(tmp_path / "runs", {}, rows)
+    write_run(tmp_path / "runs", {}, [rows[0], moved, *rows[2:]], repeat=1)
+    assert check.main([str(tmp_path)]) == IDENTICAL
+    total = sum(len(row.tokens) for row in rows)
+    said = (
+        f"every token, but at {len(moved.tokens)} of {total:,} positions not the log-probability."
+    )
+    assert said in capsys.readouterr().out
+    assert check.main([str(tmp_path), "--level", "logprobs"]) != IDENTICAL
+
+
 def test_samples_of_an_item_are_no_items_in_a_verdict(tmp_path: Path, capsys) -> None:
     settings = [{"temperature": 0.7, "samples": 3, "batch_size": size} for size in (1, 2)]
     study = make_study(tmp_path, settings, items=10, samples=3, diverge=0.5)
