@@ -43,9 +43,10 @@ def check_study(
             if base.id != run.id:
                 found = compare_stored(base, run)
                 controls.append((rows_differing(found, level), found.items, labels[run.id]))
-                if level == "tokens" and not controls[-1][0] and found.logprobs_differ:
+                count = found.logprobs_differ
+                if level == "tokens" and not controls[-1][0] and count:
                     finer.append(
-                        f"{labels[run.id]} repeats every token, but at {found.logprobs_differ:,} of "
+                        f"{labels[run.id]} repeats every token, but at {count:,} of "
                         f"{found.common_tokens:,} positions not the log-probability."
                     )
                 if key == study.setting_key(runs[0]):

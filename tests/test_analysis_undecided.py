@@ -19,9 +19,6 @@ from nondet.metrics.gate import decide as decide_gate
 from nondet.metrics.intervals import percent, share_of_rows, wilson
 from nondet.metrics.sides import compare_stored
 from nondet.metrics.verdict import DIFFERENT, INCONCLUSIVE, PASS, Evidence, decide
-from nondet.report.context import make_context
-from nondet.report.page import control_entries
-from nondet.report.view import make_view
 from nondet.study import load_study
 
 LOST = Row([], [], "error", None, None, None)
@@ -98,53 +95,6 @@ def test_last_bits_are_claimed_only_where_they_are_known(tmp_path: Path) -> None
     assert "Log-probabilities are equal to the last bit." in decide(full)[1]
     part = dataclasses.replace(full, logprobs_common=10)
     assert "at 9 of 10 positions" in decide(part)[1][1]
-
-
-def test_repeats_with_other_log_probabilities_are_said_also_where_a_response_was_cut(
-    tmp_path: Path,
-) -> None:
-    rows = base()
-    moved = dataclasses.replace(rows[1], logprobs=[x - 1e-3 for x in rows[1].logprobs])
-    write_run(tmp_path / "runs", {}, rows)
-    write_run(tmp_path / "runs", {}, [cut_short(rows)[0], moved, *rows[2:]], repeat=1)
-    found = analyse(load_study([tmp_path]))
-    said = next(reason for reason in found.reasons if reason.startswith("Repeats"))
-    assert "do not differ" not in said
-    assert f"{len(rows[1].tokens)} of " in said
-    assert "1 comparison cannot tell" in said
-    entry = control_entries(make_context(make_view(load_study([tmp_path]))))[0]
-    assert "identical in 29 items, 1 were cut" in entry["text"]
-    assert f"{len(rows[1].tokens)} log-probabilities differ" in entry["text"]
-
-
-def test_repeats_are_not_called_identical_where_log_probabilities_are_unknown(
-    tmp_path: Path,
-) -> None:
-    rows = base()
-    silent = [dataclasses.replace(row, logprobs=[]) for row in rows]
-    write_run(tmp_path / "runs", {}, rows)
-    write_run(tmp_path / "runs", {}, [silent[0], *rows[1:]], repeat=1)
-    tokens = sum(len(row.tokens) for row in rows)
-    part = f"at {tokens - len(rows[0].tokens):,} of {tokens:,} positions."
-    reasons = analyse(load_study([tmp_path])).reasons
-    assert any("identical in every token" in one and one.endswith(part) for one in reasons)
-    assert not any(one.startswith("Repeats are identical (") for one in reasons)
-
-
-def test_a_check_of_tokens_says_that_repeats_differ_in_log_probabilities(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = base(40)
-    moved = dataclasses.replace(rows[1], logprobs=[x - 1e-3 for x in rows[1].logprobs])
-    write_run(tmp_path / "runs", {}, rows)
-    write_run(tmp_path / "runs", {}, [rows[0], moved, *rows[2:]], repeat=1)
-    assert check.main([str(tmp_path)]) == IDENTICAL
-    total = sum(len(row.tokens) for row in rows)
-    said = (
-        f"every token, but at {len(moved.tokens)} of {total:,} positions not the log-probability."
-    )
-    assert said in capsys.readouterr().out
-    assert check.main([str(tmp_path), "--level", "logprobs"]) != IDENTICAL
 
 
 def test_samples_of_an_item_are_no_items_in_a_verdict(tmp_path: Path, capsys) -> None:
