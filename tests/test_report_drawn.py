@@ -252,3 +252,13 @@ def test_intervals_are_drawn_where_the_table_says(context: Context) -> None:
     texts = [text.get_text().strip() for text in ax.texts]
     assert "none" in texts
     assert "1 of 2" in texts
+
+
+def test_parts_in_another_format_are_slices_of_their_own(tmp_path: Path) -> None:
+    parts: list[dict[str, Any]] = [{}, {"fp32": "lm_head"}, {"kv_cache": "bf16"}]
+    grid = [{"dtype": "bf16", "batch_size": size, **part} for part in parts for size in (1, 4)]
+    view = make_view(make_study(tmp_path, grid, diverge=[0, 0, 1, 1, 1, 1], fork_at=3))
+    assert [part.name for part in view.slices] == ["plain", "fp32 lm_head", "kv_cache bf16"]
+    # The other parts answer otherwise at every batch size; that is no effect of the batch.
+    assert view.summary["diverged"].iloc[1] == 0
+    assert set(view.divergence["slice"]) == {"plain", "fp32 lm_head", "kv_cache bf16"}

@@ -1,9 +1,9 @@
 """A study's numbers arranged for reading: runs compared with a reference of their own kind.
 
-Another number format, or another set of kernels, is another computation: that its answers are
-others must not count as nondeterminism of, say, the batch size. Where dtype or kernels vary and
-some combination of them has several settings, each run is compared with the first run of its
-combination; otherwise with the first run of the study. Every number still comes from
+Another number format, of all or of a part, or another set of kernels, is another computation: that
+its answers are others must not count as nondeterminism of, say, the batch size. Where such factors
+vary and some combination of them has several settings, each run is compared with the first run of
+its combination; otherwise with the first run of the study. Every number still comes from
 ``nondet.analysis``: of the whole study, and of each such slice.
 """
 
@@ -19,13 +19,16 @@ from nondet.analysis import Analysis, analyse
 from nondet.runs import Run
 from nondet.study import Study
 
-COMPUTATION = ("dtype", "kernels")
+# The parts that backend.fp32 computes in FP32 and the type of the KV cache belong to the format.
+COMPUTATION = ("dtype", "kernels", "fp32", "kv_cache")
+PARTS = ("fp32", "kv_cache")
 AGAINST = ("compared", "diverged", "div_percent", "div_low", "div_high")
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Runs compared with one reference. name: as ``bf16`` or ``bf16, invariant``, or empty."""
+    """Runs compared with one reference. name: as ``bf16`` or ``bf16, invariant, fp32 lm_head``, or
+    empty."""
 
     name: str
     study: Study
@@ -63,8 +66,11 @@ def slice_factors(study: Study) -> tuple[str, ...]:
 
 
 def slice_name(run: Run, names: Sequence[str]) -> str:
-    """The slice of a run: its values of the factors ``names``."""
-    return ", ".join(str(run.factors.get(name)) for name in names)
+    """The slice of a run: its values of the factors ``names``, those of parts where given."""
+    words = [str(run.factors.get(name)) for name in names if name not in PARTS]
+    given = [(name, run.factors.get(name)) for name in names if name in PARTS]
+    words += [f"{name} {value}" for name, value in given if value is not None]
+    return ", ".join(words) or ("plain" if names else "")
 
 
 def make_view(study: Study, seed: int = 0) -> View:
