@@ -8,7 +8,6 @@ tokens from 0; log-probabilities are natural logs; lengths count the end token.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,12 @@ import pandas as pd
 from nondet.csv_files import save_csv
 from nondet.metrics import run_tables, setting_tables
 from nondet.metrics.divergence import against
+from nondet.metrics.evidence import controls_table, evidence_of
 from nondet.metrics.groups import first_repeats, groups_of
 from nondet.metrics.load import Loaded, gaps, load, scan
 from nondet.metrics.scan import Pair, Scan
 from nondet.metrics.survival import RESAMPLES
-from nondet.metrics.verdict import INCONCLUSIVE, Evidence, decide
+from nondet.metrics.verdict import INCONCLUSIVE, decide
 from nondet.runs import Run, write_json
 from nondet.study import Study
 
@@ -127,7 +127,7 @@ def analyse(
     labels = run_tables.run_labels(study)
     draws = generator.spawn(5)
     pair_rows = run_tables.pairs_table(study, loaded, scanned)
-    verdict, reasons = decide(_evidence(study, loaded, pair_rows))
+    verdict, reasons = decide(evidence_of(study, loaded, pair_rows))
     return Analysis(
         name=study.name,
         seed=shown,
@@ -148,7 +148,7 @@ def analyse(
         avg_std_top1_prob=setting_tables.top1_table(loaded, groups, scanned, draws[4]),
         answers=setting_tables.answers_table(loaded, groups),
         flips=run_tables.flips_table(study, loaded, pairs),
-        controls=_controls(study, pair_rows),
+        controls=controls_table(study, pair_rows),
     )
 
 
@@ -169,43 +169,6 @@ def _logprob_pairs(study: Study, limit: int) -> list[Pair]:
         return everyone
     keys = [study.setting_key(run) for run in runs]
     return [(a, b) for a, b in everyone if a == 0 or keys[a] == keys[b]]
-
-
-def _evidence(study: Study, loaded: Loaded, pairs: pd.DataFrame) -> Evidence:
-    def of_kind(kind: str, what: str = "diverged", of: str = "items") -> list[tuple[int, int, str]]:
-        rows = pairs[pairs["kind"] == kind]
-        labels = rows["label_a"] + " and " + rows["label_b"]
-        return list(zip(rows[what].astype(int), rows[of].astype(int), labels, strict=True))
-
-    noise = pairs["max_abs_dlogprob"].dropna()
-    first = against(loaded.forest, 0)
-    decided_P = (first.identical | first.diverged).all(axis=1)
-    open_ = pairs["items"] - pairs["identical"] - pairs["diverged"]
-    with_reference = pairs["run_a"] == loaded.runs[0].id
-    return Evidence(
-        runs=len(loaded.runs),
-        failed=len(study.failed) + study.missing,
-        items=loaded.items - len(set(loaded.item_P[~decided_P].tolist())),
-        tokens=int(loaded.outcomes[0].lengths_P.sum()),
-        repeat_pairs=of_kind("repeat"),
-        setting_pairs=of_kind("setting"),
-        noise=float(noise.max()) if len(noise) else math.nan,
-        errors=sum(outcome.errors for outcome in loaded.outcomes),
-        undecided=int(open_.sum()),
-        repeats_undecided=int(open_[pairs["kind"] == "repeat"].sum()),
-        logprobs_compared=int(pairs["logprobs_compared"][with_reference].sum()),
-        logprobs_common=int(first.prefix[:, 1:].sum()),
-        repeat_logprobs=of_kind("repeat", "logprobs_differ", "logprobs_compared"),
-        repeats_common=_common(loaded, pairs[pairs["kind"] == "repeat"]),
-        samples=len(loaded.item_P) // max(loaded.items, 1) or 1,
-    )
-
-
-def _common(loaded: Loaded, pairs: pd.DataFrame) -> int:
-    """Tokens that the runs of each pair have in common before they part, over all pairs."""
-    place = {run.id: at for at, run in enumerate(loaded.runs)}
-    ends = zip(pairs["run_a"].map(place), pairs["run_b"].map(place), strict=True)
-    return sum(int(loaded.forest.prefix_with(a)[:, b].sum()) for a, b in ends)
 
 
 def _notes(study: Study, loaded: Loaded, scanned: Scan, limit: int) -> list[str]:
@@ -248,24 +211,3 @@ def _said(run: Run) -> str:
     count = run.record["notes"]["count"]
     which = f"{count} responses, the first of them" if count > 1 else "a response,"
     return f"Run {run.id}: the engine had a word on {which} {item}: {words}."
-
-
-def _controls(study: Study, pairs: pd.DataFrame) -> pd.DataFrame:
-    """What was checked before any setting is compared: repeats, and runs that are missing."""
-    rows: list[dict[str, Any]] = []
-    for pair in pairs[pairs["kind"] == "repeat"].to_dict("records"):
-        rows.append(
-            {
-                "control": "repeat",
-                "what": f"{pair['label_a']} and {pair['label_b']}",
-                "items": pair["items"],
-                "diverged": pair["diverged"],
-                "logprobs_differ": pair["logprobs_differ"],
-                "passed": pair["identical"] == pair["items"] and not pair["logprobs_differ"],
-            }
-        )
-    for run in study.failed:
-        what = f"{run_tables.run_labels(study)[run.id]}: {run.record.get('reason')}"
-        rows.append({"control": "run complete", "what": what, "passed": False})
-    names = ["control", "what", "items", "diverged", "logprobs_differ", "passed"]
-    return pd.DataFrame(rows, columns=names)
