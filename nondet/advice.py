@@ -216,6 +216,20 @@ def _sampling(setting: Setting, seen: Observed) -> Iterator[Advice]:
         )
 
 
+def _cudnn_attention(setting: Setting, seen: Observed) -> Iterator[Advice]:
+    """cuDNN's kernels take 16-bit types alone; torch leaves them out in deterministic mode
+    (pytorch #182551). What was seen: results/measured/h200/repeat_hf."""
+    eligible = seen.get("device") == "cuda" and (seen.get("sdpa_backends") or {}).get("cudnn")
+    plain = setting.kernels == "default" and setting.attention == "sdpa"
+    if eligible and plain and setting.dtype in ("bf16", "fp16"):
+        yield Advice(
+            f"attention=sdpa with dtype={setting.dtype} on a GPU",
+            "torch may choose cuDNN's attention, which it does not count as deterministic; equal "
+            "runs on an H200 differed from 129 keys on",
+            "kernels=invariant",
+        )
+
+
 def _endpoint(setting: Setting, seen: Observed) -> Iterator[Advice]:
     if not str(seen.get("engine")).startswith("endpoint"):
         return
@@ -256,6 +270,7 @@ def _logprobs(setting: Setting, seen: Observed) -> Iterator[Advice]:
 RULES: tuple[Rule, ...] = (
     _mode,
     _two_patches,
+    _cudnn_attention,
     _known_holes,
     _uncovered,
     _cache,

@@ -55,6 +55,11 @@ def test_a_clean_state_draws_no_warning() -> None:
         ({"engine": "vllm 0.25.1"}, {}, "vllm 0.25.1"),
         ({"logprobs_mode": "endpoint's own"}, {}, "logprobs_mode"),
         ({}, {"gpus": 2}, "gpus=2"),
+        (
+            {"kernels": "default", "device": "cuda", "sdpa_backends": {"cudnn": True}},
+            {"kernels": "default", "batch_size": 1},
+            "attention=sdpa with dtype=bf16",
+        ),
         ({}, {"tf32": True}, "tf32=true"),
         (
             {"workers": [{"gpu": "a GPU", "bf16_reduced_precision": "True"}]},
@@ -95,6 +100,16 @@ def test_each_state_draws_its_warning_and_no_other(
     found = warnings(observed, **factors)
     assert len(found) == 1, found
     assert word in found[0]
+
+
+def test_attention_that_cudnn_cannot_take_draws_no_warning() -> None:
+    on = {"kernels": "default", "device": "cuda", "sdpa_backends": {"cudnn": True}}
+    off = {**on, "sdpa_backends": {"cudnn": False}}
+    one = {"kernels": "default", "batch_size": 1}
+    assert warnings(on, **one, dtype="fp32") == []
+    assert warnings(on, **one, attention="eager") == []
+    assert warnings(off, **one) == []
+    assert warnings({**on, "device": "cpu"}, **one) == []
 
 
 def test_an_endpoint_is_told_what_it_does_not_give() -> None:
