@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from experiments.together import Outcome
 from experiments.yuan2025 import carried, h200
 from experiments.yuan2025.matrix import load_scale
 from nondet.runs import read_run
+from nondet.settings import Setting
 from tests.tiny_llama import make_tiny_llama
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results/measured/h200/yuan2025"
 SCALE = """
 about: a test
 models: {tiny: {words: [model=local, model.path=MODEL]}}
@@ -100,3 +103,33 @@ def test_the_scale_has_all_cells() -> None:
     cells = load_scale("h200").cells
     assert len(cells) == 84
     assert {cell.values.get("gpus", 1) for cell in cells} == {1, 2}
+
+
+def test_finished_cells_of_an_earlier_machine_are_kept_and_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale = load_scale("h200")
+    before = json.loads((RESULTS / "cells.json").read_text())["cells"]
+    finished = {name for name, what in before.items() if "reason" not in what}
+    asked: list[Setting] = []
+
+    def run_none(
+        studies: dict[Path, list[Setting]], name: str, together: dict[int, int], seconds: float
+    ) -> dict[Path, list[Outcome]]:
+        (folder,) = studies
+        asked.extend(studies[folder])
+        assert together == {1: 5}
+        return {folder: [Outcome("complete", run_id="new") for _ in studies[folder]]}
+
+    monkeypatch.setattr(h200, "run_all", run_none)
+    monkeypatch.setattr(h200, "SWITCHES", {})  # of the process, and other tests share it
+    done = f"done={RESULTS / 'cells.json'}"
+    h200.main(["model", str(tmp_path / "items"), str(tmp_path), "9", "5", done, "gpus=1"])
+    cells = json.loads((tmp_path / "cells.json").read_text())["cells"]
+    assert {setting.gpus for setting in asked} == {1}
+    single = {cell.name for cell in scale.cells if cell.setting().gpus == 1}
+    assert len(asked) == len(single - finished) > 0
+    assert all(cells[name] == before[name] for name in finished)
+    assert all(cells[name]["run"] == "new" for name in single - finished)
+    assert all("reason" in cells[cell.name] for cell in scale.cells
+               if cell.name not in single | finished)  # fmt: skip

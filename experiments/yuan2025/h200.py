@@ -2,19 +2,23 @@
 
     python -m experiments.yuan2025.h200 items FOLDER                  here: prompts to carry along
     python -m experiments.yuan2025.h200 MODEL ITEMS OUT [SECONDS [TOGETHER [TOGETHER_TWO]]]   there
+        [done=CELLS.json] [gpus=1]
     python -m experiments.yuan2025.h200 adopt OUT                     here again: tasks and marks
 
 A first word scale=FILE takes another scale than scales/h200.yaml. What else a GPU does moves
 tokens/s, so those of such a study mean nothing, and should move no bit: the repeats say. Cells
-that did not start in time are recorded as not run. $PYTHON_VLLM is the engine's interpreter.
+that did not start in time are recorded as not run. ``done``: the cells.json of an earlier machine,
+whose finished cells are not run again. ``gpus``: cells on so many GPUs alone are run.
+$PYTHON_VLLM is the engine's interpreter.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +43,39 @@ SWITCHES = {
 
 
 def drive(
-    scale: Scale, model: str, items: Path, out: Path, seconds: float, share: dict[int, int]
+    scale: Scale,
+    model: str,
+    items: Path,
+    out: Path,
+    seconds: float,
+    share: dict[int, int],
+    before: Mapping[str, dict[str, Any]] | None = None,
 ) -> None:
     """Run all cells in their order and write cells.json: what became of each, and why.
 
-    share: how many runs share a GPU, and how many a pair of them.
+    share: how many runs share a GPU, and how many a pair of them; cells on another number of GPUs
+    are not run. before: what became of cells on an earlier machine; those that finished stay.
     """
     began = time.monotonic()
     settings: dict[str, Setting] = {}
     refused: dict[str, Outcome] = {}
+    kept = {name: what for name, what in (before or {}).items() if "reason" not in what}
     for cell in scale.cells:
+        if cell.name in kept:
+            continue
+        if cell.setting().gpus not in share:
+            refused[cell.name] = Outcome("not run", "left for later")
+            continue
         try:
             settings[cell.name] = setting_there(cell, model, items)
         except SettingError as error:
             refused[cell.name] = Outcome("refused", one_line(error))
     found = run_all({out: list(settings.values())}, scale.name, share, seconds)[out]
     outcomes = {**refused, **dict(zip(settings, found, strict=True))}
-    cells = {cell.name: said(outcomes[cell.name]) for cell in scale.cells}
+    cells = {
+        cell.name: kept[cell.name] if cell.name in kept else said(outcomes[cell.name])
+        for cell in scale.cells
+    }
     write_json(out / "cells.json", {"scale": scale.name, "cells": cells})
     write_json(out / "study.json", {"name": f"yuan2025 {scale.name}", "seed": 42})
     done = sum("reason" not in what for what in cells.values())
@@ -86,11 +106,15 @@ def main(words: Sequence[str]) -> None:
     elif words[0] == "adopt":
         adopt(Path(words[1]), scale)
     else:
-        seconds, together, two = (*words[3:], *("480", "7", "3")[len(words[3:]) :])
-        model, items, out = words[:3]
+        given = dict(word.split("=", 1) for word in words if word.startswith(("done=", "gpus=")))
+        model, items, out, *rest = (w for w in words if not w.startswith(("done=", "gpus=")))
+        seconds, together, two = (*rest, *("480", "7", "3")[len(rest) :])
         share = {1: int(together), 2: int(two)}
+        if "gpus" in given:
+            share = {int(given["gpus"]): share[int(given["gpus"])]}
+        before = json.loads(Path(given["done"]).read_text())["cells"] if "done" in given else {}
         os.environ.update(SWITCHES)
-        drive(scale, model, Path(items), Path(out), float(seconds), share)
+        drive(scale, model, Path(items), Path(out), float(seconds), share, before)
 
 
 if __name__ == "__main__":
