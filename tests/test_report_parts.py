@@ -13,7 +13,7 @@ from nondet.report.curves import BINS, draw_survival, thinned
 from nondet.report.drawn import bin_edges, flip_words
 from nondet.report.grids import _floor
 from nondet.report.panel import Panel, inline
-from nondet.report.style import canvas, house, looks, shorten, wrap
+from nondet.report.style import canvas, house, looks, shorten, told_apart, wrap
 from nondet.report.viewer import BEFORE, Response, _entries, first_difference, pieces
 
 
@@ -72,6 +72,17 @@ def test_dtypes_differ_by_colour_and_marker_settings_by_line() -> None:
     same = looks([{"dtype": "bf16", "batch_size": b} for b in (1, 2, 4)])
     assert len({look.colour for look in same}) == 3
     assert len({str(look.line) for look in same}) == 3
+
+
+def test_curves_drawn_together_have_dashes_of_their_own() -> None:
+    many = looks([{"dtype": d, "batch_size": b} for b in range(1, 20) for d in ("bf16", "fp32")])
+    named = {f"{place}": look for place, look in enumerate(many)}
+    together = ["0", "16", "32", "2", "1", "17", "33", "34"]
+    drawn = told_apart(named, together)
+    assert list(drawn) == together
+    assert len({(look.colour, str(look.line)) for look in drawn.values()}) == len(together)
+    assert (drawn["0"], drawn["2"]) == (named["0"], named["2"])
+    assert all(drawn[name].colour == named[name].colour for name in together)
 
 
 def test_invariant_kernels_are_hollow() -> None:

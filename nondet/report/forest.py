@@ -126,7 +126,9 @@ def cost_figure(
             _bar(ax, row, at, look)
             ax.text(at, row, f" {at:,.0f}" if at >= 10 else f" {at:.2g}", va="center", fontsize=7)
         ax.set_xlim(0, largest * 1.28 if largest > 0 else 1)
-        ax.locator_params(axis="x", nbins=4)
+        # Three axes leave a column of text no room for long labels and many ticks.
+        narrow = len(columns) > 2
+        ax.locator_params(axis="x", nbins=2 if narrow else 4)
         _rows(ax, table, ())
-        ax.set_xlabel(label)
+        ax.set_xlabel(label.replace(" (", "\n(") if narrow else label)
     return figure

@@ -15,6 +15,7 @@ from nondet.report.forest import cost_figure, interval_figure, kept
 from nondet.report.grids import heat_figure, raster_figure
 from nondet.report.panel import Panel
 from nondet.report.points import gap_figure, length_figure
+from nondet.report.style import told_apart
 
 Builder = Callable[[Context], Panel]
 NO_PAIR = "There is only one finished run, so there is nothing to compare."
@@ -84,9 +85,9 @@ def _curve(context: Context, value: str, title: str, label: str, about: str) -> 
     if left:
         note += f" The {len(chosen)} settings that diverge most are drawn, {left} are in the CSV."
     last = drawn.last_position(context)
-    figure = curve_figure(
-        rows, rows if value == "survival" else None, context.looks, last, value=value, label=label
-    )
+    at_risk = rows if value == "survival" else None
+    apart = told_apart(context.looks, [str(name) for name in chosen])
+    figure = curve_figure(rows, at_risk, apart, last, value=value, label=label)
     ends = rows.groupby("setting", sort=False)[value].last()
     alt = f"{title}. At the last position: " + "; ".join(
         f"{name}: {percent(share)}" for name, share in zip(map(str, ends.index), ends, strict=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import matplotlib as mpl
@@ -40,6 +40,8 @@ LINES: tuple[Any, ...] = (
     (0, (5, 1.5, 1, 1.5)),
     (0, (8, 2)),
     (0, (3, 1.5, 1, 1.5, 1, 1.5)),
+    (0, (2.5, 2.5)),
+    (0, (8, 1.5, 2, 1.5)),
 )
 
 # Widths in inches: a column of the page, and the whole page.
@@ -126,6 +128,23 @@ def looks(settings: Sequence[Mapping[str, Any]]) -> list[Look]:
             )
         )
     return result
+
+
+def told_apart(looks: Mapping[str, Look], names: Sequence[str]) -> dict[str, Look]:
+    """The looks of curves drawn together: no two of one colour have the same dashes, as long as
+    there are enough of them. A curve keeps its own where it can."""
+    free: dict[str, list[Any]] = {}
+    kept = {}
+    for name in names:
+        left = free.setdefault(looks[name].colour, list(LINES))
+        if looks[name].line in left:
+            left.remove(looks[name].line)
+            kept[name] = looks[name]
+    for name in names:
+        left = free[looks[name].colour]
+        if name not in kept:
+            kept[name] = replace(looks[name], line=left.pop(0)) if left else looks[name]
+    return {name: kept[name] for name in names}
 
 
 def house() -> AbstractContextManager[None]:
