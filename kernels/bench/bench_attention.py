@@ -119,10 +119,10 @@ def variants(case: Case) -> list[Variant]:
 def set_variant(variant: Variant, case: Case) -> None:
     (plan.SPLIT, plan.BLOCK), shape, _ = variant
     if case[2] > 1:
-        plan.shape_of = lambda rows, width, size: shape
+        plan.shape_of = lambda *_: shape
     else:
-        plan.shape_of = lambda rows, width, size: (16, shape[0], shape[1], "loads")
-        plan.parallel_shape = lambda per, width, size: shape[:2]
+        plan.shape_of = lambda *_: (16, shape[0], shape[1], "loads")
+        plan.PARALLEL_SHAPE = shape[:2]
         plan.PARTS, plan.MERGE = shape[2:]
 
 

@@ -20,6 +20,7 @@ from unittest import mock
 
 import timing
 import torch
+from bench_attention import HEADS
 from nondet_kernels import attention, attention_plan, matmul, matmul_launch, matmul_plan, mixed
 from nondet_kernels.matmul_plan import Plan
 from nondet_kernels.mixed import MixedPlan
@@ -39,7 +40,6 @@ TILES = [(16, 32, 3, 4), (16, 32, 6, 4), (8, 32, 3, 4), (8, 32, 6, 4), (4, 32, 6
          (4, 16, 6, 2), (2, 16, 6, 1)]  # fmt: skip
 """(rows, columns, stages, warps) of a tile of an FP32 product."""
 
-HEADS = {"8B": (32, 8, 128), "Qwen2.5-1.5B": (12, 2, 128), "SmolLM2-135M": (9, 3, 64)}
 DECODE = [("8B", 1, 512), ("8B", 8, 512), ("8B", 64, 512), ("8B", 8, 4096),
           ("Qwen2.5-1.5B", 1, 128), ("Qwen2.5-1.5B", 1, 512), ("Qwen2.5-1.5B", 8, 512),
           ("Qwen2.5-1.5B", 64, 512), ("Qwen2.5-1.5B", 64, 4096), ("SmolLM2-135M", 1, 512),
@@ -85,14 +85,13 @@ def timed(row: Row, calls: list[Callable[[], torch.Tensor]], first: torch.Tensor
     return out
 
 
-def generic(tile: tuple[int, int, int, int]) -> Callable[[int, int, int, int, int], Plan]:
+def generic(tile: tuple[int, int, int, int]) -> Callable[..., Plan]:
     """What ``matmul_plan.generic`` would be if every FP32 product had this tile."""
     bm, bn, stages, warps = tile
 
-    def chosen(m: int, n: int, bits: int, count: int, programs: int) -> Plan:
-        few = cdiv(m, bm) * cdiv(n, bn) < programs
-        mode = "whole" if count == 1 else ("parallel" if few else "walk")
-        return Plan("tile", mode, bm, bn, BLOCK_K, warps, stages)
+    def chosen(m: int, n: int, bits: int, count: int, programs: int, tf32: bool = False) -> Plan:
+        whole = (bm, bn, BLOCK_K, warps, stages)
+        return matmul_plan.tiled(m, n, bits, count, programs, whole)
 
     return chosen
 
@@ -136,9 +135,9 @@ def decode(cases: list[tuple[str, int, int]]) -> Iterator[Row]:
         for rows, stages in DECODE_TILES:
             row: Row = dict(study="decode", model=name, batch=batch, keys=keys, plan="own",
                             bm=rows, stages=stages, warps=4)  # fmt: skip
-            tile, shared = (rows, 4, stages, "loads"), (4, stages)
+            tile = (rows, 4, stages, "loads")
             with variant(attention_plan, shape_of=lambda *_, tile=tile: tile,
-                         parallel_shape=lambda *_, shared=shared: shared):  # fmt: skip
+                         PARALLEL_SHAPE=(4, stages)):  # fmt: skip
                 out = timed(row, [lambda t=t: attention.attention(*t) for t in inputs], first, 3)
             if out is not None:
                 first = out if first is None else first

@@ -25,11 +25,14 @@ def load(name: str, folder: Path = BENCH) -> list[Row]:
         return list(csv.DictReader(file))
 
 
+def mean(values: Sequence[float]) -> float:
+    """The geometric mean."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
 def spread(values: Sequence[float]) -> str:
     """Geometric mean (smallest to largest)."""
-    mean = math.exp(sum(map(math.log, values)) / len(values))
-    low, high = min(values), max(values)
-    return f"{mean:.2f} ({low:.2f} to {high:.2f})"
+    return f"{mean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def against(rows: Sequence[Row], column: str) -> str:
@@ -41,8 +44,7 @@ def against(rows: Sequence[Row], column: str) -> str:
 def line(name: str, rows: Sequence[Row], other: str, bar: float | None) -> str:
     """| operation, sizes | against | ratio | vLLM's own over ours | bar |"""
     ratios = [float(row["ratio"]) for row in rows]
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    said = "" if bar is None else f"{bar:.2f} {'met' if mean >= bar else '**not met**'}"
+    said = "" if bar is None else f"{bar:.2f} {'met' if mean(ratios) >= bar else '**not met**'}"
     cells = [f"{name}, {len(rows)} sizes", other, spread(ratios), against(rows, "vllm_us"), said]
     return "| " + " | ".join(cells) + " |"
 

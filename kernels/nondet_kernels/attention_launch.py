@@ -37,9 +37,7 @@ def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, l
     """Start the kernels for (B, H, L, D) operands; how to do so again, where that can be kept."""
     heads, size = k.shape[1], q.element_size()
     rows, padded = call.max_q * (q.shape[1] // heads), max(16, next_power_of_2(q.shape[3]))
-    bm, warps, stages, engine = plan.shape_of(rows, padded, size)
-    if call.tf32 and size == 4 and bm < 16:
-        bm, warps, stages = 16, 4, 1  # The tensor cores take 16 rows at least.
+    bm, warps, stages, engine = plan.shape_of(rows, padded, size, call.tf32)
     engine = engine if hopper(q.device) else "loads"
     kinds = _kinds(lengths, call)
     if engine == "warps":
@@ -48,7 +46,7 @@ def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, l
         bm, warps, stages, engine = plan.copied_shape(padded)
     tiles = cdiv(rows, bm)
     programs = tiles * heads * call.sequences
-    how = plan.share(cdiv(call.max_k, plan.SPLIT), programs, processors(q.device), padded, size,
+    how = plan.share(cdiv(call.max_k, plan.SPLIT), programs, processors(q.device),
                      (bm, warps, stages), call.parallel)  # fmt: skip
     tma = engine != "loads" and _copyable(k) and _copyable(v)
     tile = dict(D=q.shape[3], DP=padded, DOT=_DOT[q.dtype], BM=bm)

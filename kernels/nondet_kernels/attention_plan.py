@@ -19,6 +19,8 @@ AHEAD = 8
 """Splits that the last part of a sequence reads at a time when it adds them up."""
 PARTS = 4
 """Programs a processor among which splits are shared out."""
+PARALLEL_SHAPE = (4, 2)
+"""Warps and stages of such a program; never changes a bit."""
 
 
 def block_of(width: int, size: int) -> int:
@@ -26,14 +28,17 @@ def block_of(width: int, size: int) -> int:
     return BLOCK // (1 if size == 2 else 2) // (1 if width <= 128 else 2)
 
 
-def shape_of(rows: int, width: int, size: int) -> tuple[int, int, int, str]:
+def shape_of(rows: int, width: int, size: int, tf32: bool) -> tuple[int, int, int, str]:
     """Rows of a tile, warps, stages, and what brings the keys: "loads", "copies" (TMA), "warps".
 
     For a sequence's (query, head) rows; never changes a bit.
     """
     if size == 4:
-        # Without tensor cores every row of a tile costs, also those that hold no query.
-        return (4, 4, 2, "loads") if rows <= 16 else (32, 8, 1, "loads")
+        if rows > 16:
+            return 32, 8, 1, "loads"
+        # Without tensor cores every row of a tile costs, also those that hold no query; with them
+        # (TF32) a tile has 16 rows at least.
+        return (16, 4, 1, "loads") if tf32 else (4, 4, 2, "loads")
     if rows <= 64:
         return 16, 4, 3 if width <= 128 else 2, "loads"
     if width > 128:
@@ -44,11 +49,6 @@ def shape_of(rows: int, width: int, size: int) -> tuple[int, int, int, str]:
 def copied_shape(width: int) -> tuple[int, int, int, str]:
     """The same with keys brought by the copy engine to warps that all do the same."""
     return (64, 4, 2, "copies") if width <= 64 else (128, 8, 3, "copies")
-
-
-def parallel_shape(per: int, width: int, size: int) -> tuple[int, int]:
-    """Warps and stages of a program that computes ``per`` splits; never changes a bit."""
-    return 4, 2
 
 
 class Share(NamedTuple):
@@ -63,12 +63,11 @@ class Share(NamedTuple):
     """A kernel of its own adds the splits up."""
 
 
-def share(splits: int, programs: int, processors: int, width: int, size: int,
-          shape: tuple[int, int, int], parallel: bool | None) -> Share:  # fmt: skip
+def share(splits: int, programs: int, processors: int, shape: tuple[int, int, int],
+          parallel: bool | None) -> Share:  # fmt: skip
     """Share ``splits`` of each of ``programs`` tiles out over the processors, or walk them.
 
     Args:
-        width, size: head width (padded) and bytes of an element.
         shape: rows of a tile, warps, stages.
         parallel: share out or walk; chosen if None. Never changes a bit.
     """
@@ -81,5 +80,5 @@ def share(splits: int, programs: int, processors: int, width: int, size: int,
         return Share(False, 1, splits, warps, stages, False)
     # Enough parts for every processor, several splits each where there are more than that.
     per = math.ceil(splits * programs / (PARTS * processors))
-    warps, stages = parallel_shape(per, width, size)
+    warps, stages = PARALLEL_SHAPE
     return Share(True, cdiv(splits, per), per, warps, stages, splits > MERGE)

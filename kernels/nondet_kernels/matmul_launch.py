@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .matmul_kernels import stream_kernel, tile_kernel
-from .matmul_plan import Plan, generic, on_tensor_cores, plan, slices
+from .matmul_plan import Plan, generic, plan, slices
 from .support import OutOfResources, cdiv, hopper, processors, start, tl
 
 Again = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], None]
@@ -40,13 +40,12 @@ def launch(a: torch.Tensor, b: torch.Tensor, o: torch.Tensor, c: torch.Tensor | 
         tma = tma and (_aligned(a[0], 1) or _aligned(a[0], 0))
         tma = tma and (_aligned(b[0], 1) or _aligned(b[0], 0))
         if batch == 1 and count == slices(n, k):
-            how = plan(m, n, k, bits, tma, programs)
+            how = plan(m, n, k, bits, tma, programs, allow_tf32)
         else:
-            how = generic(m, n, bits, count[0], programs)
-        if allow_tf32 and bits == 32:
-            how = on_tensor_cores(how)
+            how = generic(m, n, bits, count[0], programs, allow_tf32)
     wanted = (how, a.dtype, o.dtype, c is None, _facts(a), _facts(b), _facts(o))
-    for smaller in fitting(_fits.get(wanted, how), n, 8 * a.element_size(), count[0], programs):
+    plans = fitting(_fits.get(wanted, how), n, 8 * a.element_size(), count[0], programs, allow_tf32)
+    for smaller in plans:
         try:
             if smaller.kernel == "stream":
                 bias = None if c is None else c[0]
@@ -70,16 +69,17 @@ def _facts(x: torch.Tensor) -> tuple[bool, bool]:
     return x.stride(1) == 1, x.stride(2) == 1
 
 
-def fitting(how: Plan, n: int, bits: int, count: int, programs: int) -> Iterator[Plan]:
+def fitting(how: Plan, n: int, bits: int, count: int, programs: int,
+            tf32: bool = False) -> Iterator[Plan]:  # fmt: skip
     """The plan, then ones that take less memory; none of them changes a bit.
 
-    Fewer stages first, then the plain kernel. ``n``, ``bits``, ``count`` and ``programs`` as in
+    Fewer stages first, then the plain kernel. ``n`` and what follows it as in
     ``matmul_plan.generic``.
     """
     for stages in range(how.stages, 0, -1):
         yield how._replace(stages=stages)
     for rows in (64, 1):
-        plain = generic(rows, n, bits, count, programs)
+        plain = generic(rows, n, bits, count, programs, tf32)
         yield plain
         yield plain._replace(stages=1)
 

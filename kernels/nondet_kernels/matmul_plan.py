@@ -71,7 +71,8 @@ def nearest(n: int, k: int) -> list[tuple[int, Plan]]:
     return table()[min(table(), key=distance)]
 
 
-def plan(m: int, n: int, k: int, bits: int, aligned: bool, programs: int) -> Plan:
+def plan(m: int, n: int, k: int, bits: int, aligned: bool, programs: int,
+         tf32: bool = False) -> Plan:  # fmt: skip
     """Kernel and tile for an (M, K) by (K, N) product.
 
     Args:
@@ -79,10 +80,11 @@ def plan(m: int, n: int, k: int, bits: int, aligned: bool, programs: int) -> Pla
         bits: width of the input type, 16, 32 or 64.
         aligned: the tensor copy engine can read both operands.
         programs: multiprocessors of the device.
+        tf32: FP32 inputs may use the tensor cores.
     """
     count = slices(n, k)[0]
     if bits != 16:
-        return generic(m, n, bits, count, programs)
+        return generic(m, n, bits, count, programs, tf32)
     rows = nearest(n, k)
     how = next((how for most, how in rows if m <= most), rows[-1][1])
     if how.kernel == "stream" and not aligned:
@@ -95,22 +97,26 @@ def plan(m: int, n: int, k: int, bits: int, aligned: bool, programs: int) -> Pla
     return how._replace(mode="spill" if how.kernel == "stream" else "walk")
 
 
-def generic(m: int, n: int, bits: int, count: int, programs: int) -> Plan:
+def generic(m: int, n: int, bits: int, count: int, programs: int, tf32: bool = False) -> Plan:
     """Any strides and any type, without the copy engine; BLOCK_K follows the type alone."""
     if bits == 16:
-        bm, bn, bk, warps, stages = (16, 64, 64, 4, 3) if m <= 16 else (64, 64, 64, 4, 3)
-    elif bits == 32:
-        # Without tensor cores a row of the tile costs as much as a row of the product.
-        small = (1, 32, 16, 1, 6) if m == 1 else (4, 32, 16, 2, 6)
-        bm, bn, bk, warps, stages = small if m <= 16 else (64, 64, 16, 8, 2)
+        tile = (16, 64, 64, 4, 3) if m <= 16 else (64, 64, 64, 4, 3)
+    elif bits == 64:
+        tile = (16, 16, 16, 4, 2) if m <= 16 else (32, 32, 16, 4, 2)
+    elif m > 16:
+        tile = (64, 64, 16, 8, 2)
+    elif tf32:
+        tile = (16, 32, 16, 4, 3)  # The tensor cores take 16 rows at least.
     else:
-        bm, bn, bk, warps, stages = (16, 16, 16, 4, 2) if m <= 16 else (32, 32, 16, 4, 2)
+        # Without tensor cores a row of the tile costs as much as a row of the product.
+        tile = (1, 32, 16, 1, 6) if m == 1 else (4, 32, 16, 2, 6)
+    return tiled(m, n, bits, count, programs, tile)
+
+
+def tiled(m: int, n: int, bits: int, count: int, programs: int,
+          tile: tuple[int, int, int, int, int]) -> Plan:  # fmt: skip
+    """The plan of a tile (bm, bn, bk, warps, stages): few tiles share their slices out."""
+    bm, bn = tile[:2]
     few = cdiv(m, bm) * cdiv(n, bn) < (2 if bits == 32 else 1) * programs
     mode = "whole" if count == 1 else ("parallel" if few else "walk")
-    return Plan("tile", mode, bm, bn, bk, warps, stages)
-
-
-def on_tensor_cores(how: Plan) -> Plan:
-    """The plan of an FP32 product that may use TF32: tiles below 16 rows were made for, and their
-    bits compared, without tensor cores, which take 16 rows at least."""
-    return how if how.bm >= 16 else how._replace(bm=16, bn=32, warps=4, stages=3)
+    return Plan("tile", mode, *tile)

@@ -69,20 +69,19 @@ def leaf_products(x: Tensor, weight: Tensor, leaves: int) -> Tensor:
 def leaves_by_triton(x: Tensor, weight: Tensor, leaves: int) -> Tensor:
     """``leaf_products`` as one batched product of the Triton kernels, a leaf a slice."""
     from nondet_kernels.matmul import bmm
-    from nondet_kernels.matmul_plan import generic, on_tensor_cores
+    from nondet_kernels.matmul_plan import generic
     from nondet_kernels.support import processors
 
     from nondet.invariant.cuda import tf32
 
     (rows, k), n = x.shape, weight.shape[0]
-    # A single leaf would get a tuned plan, whose tiles do not fit with results in FP32.
-    how = generic(rows, n, 8 * x.element_size(), 1, processors(x.device))
     return bmm(
         x.reshape(rows, leaves, k // leaves).transpose(0, 1),
         weight.view(n, leaves, k // leaves).permute(1, 2, 0),
         out=x.new_empty(leaves, rows, n, dtype=torch.float32),
         allow_tf32=tf32(),
-        how=on_tensor_cores(how) if tf32() and x.dtype == torch.float32 else how,
+        # A single leaf would get a tuned plan, whose tiles do not fit with results in FP32.
+        how=generic(rows, n, 8 * x.element_size(), 1, processors(x.device), tf32()),
     )
 
 
