@@ -105,6 +105,13 @@ def run_all(
     return {folder: [outcomes[folder, n] for n in range(len(s))] for folder, s in studies.items()}
 
 
+def split_words(words: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The values of the words NAME=VALUE, and all other words; a path may hold a "=" as well."""
+    taken = [word for word in words if word.partition("=")[0] in names and "=" in word]
+    given = {name: value for name, _, value in (word.partition("=") for word in taken)}
+    return given, [word for word in words if word not in taken]
+
+
 def failures(found: Mapping[Path, Sequence[Outcome]]) -> int:
     """How many settings have no answers."""
     return sum(one.status not in ("complete", "skipped") for own in found.values() for one in own)

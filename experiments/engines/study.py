@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.engine_options import recall_values
-from experiments.together import failures, run_all
+from experiments.together import failures, run_all, split_words
 from nondet.settings import Setting, setting_from
 
 BATCHES = (64, 32, 8, 1)
@@ -45,10 +45,8 @@ def settings(model: str, engine: str, items: int, tokens: int) -> list[Setting]:
 
 def main(words: list[str]) -> int:
     """Plan all, then run them, so many at a time; 1 when one failed."""
-    # A path may hold a "=" as well, so only the words of CHOICES are taken out.
-    taken = [word for word in words if word.startswith(tuple(f"{name}=" for name in CHOICES))]
-    some = {name: value.split(",") for name, _, value in (word.partition("=") for word in taken)}
-    model, store, engines, *given = (word for word in words if word not in taken)
+    named, (model, store, engines, *given) = split_words(words, list(CHOICES))
+    some = {name: value.split(",") for name, value in named.items()}
     numbers = [int(word) for word in given]
     items, tokens, together, seconds = [*numbers, *(64, 128, 8, 500)[len(numbers) :]]
     chosen = [

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from experiments import markdown
 from nondet.csv_files import save_csv
 from nondet.metrics.intervals import wilson
 from nondet.runs import Run
@@ -149,8 +150,7 @@ def words(found: pd.DataFrame) -> list[str]:
     head = ("compared", "format", "kernels", "batch sizes", "items that part", "per cent (95 %)",
             "median first", "other log-probability", "largest difference (nats)",
             "as FP32")  # fmt: skip
-    rows = [head, ["---"] * len(head), *(cells(own) for own in found.to_dict("records"))]
-    return ["| " + " | ".join(row_) + " |" for row_ in rows]
+    return markdown.table(head, [cells(own) for own in found.to_dict("records")]).splitlines()
 
 
 def cells(own: Mapping[Any, Any]) -> list[str]:

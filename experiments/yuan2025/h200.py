@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.together import Outcome, run_all
+from experiments.together import Outcome, run_all, split_words
 from experiments.yuan2025.carried import adopt, setting_there, write_items
 from experiments.yuan2025.matrix import Scale, load_scale
 from nondet.runs import write_json
@@ -63,13 +63,15 @@ def drive(
     for cell in scale.cells:
         if cell.name in kept:
             continue
-        if cell.setting().gpus not in share:
-            refused[cell.name] = Outcome("not run", "left for later")
-            continue
         try:
-            settings[cell.name] = setting_there(cell, model, items)
+            setting = setting_there(cell, model, items)
         except SettingError as error:
             refused[cell.name] = Outcome("refused", one_line(error))
+            continue
+        if setting.gpus in share:
+            settings[cell.name] = setting
+        else:
+            refused[cell.name] = Outcome("not run", "left for later")
     found = run_all({out: list(settings.values())}, scale.name, share, seconds)[out]
     outcomes = {**refused, **dict(zip(settings, found, strict=True))}
     cells = {
@@ -106,8 +108,7 @@ def main(words: Sequence[str]) -> None:
     elif words[0] == "adopt":
         adopt(Path(words[1]), scale)
     else:
-        given = dict(word.split("=", 1) for word in words if word.startswith(("done=", "gpus=")))
-        model, items, out, *rest = (w for w in words if not w.startswith(("done=", "gpus=")))
+        given, (model, items, out, *rest) = split_words(words, ["done", "gpus"])
         seconds, together, two = (*rest, *("480", "7", "3")[len(rest) :])
         share = {1: int(together), 2: int(two)}
         if "gpus" in given:

@@ -20,8 +20,8 @@ from nondet.runs import Run
 from nondet.study import Study
 
 # The parts that backend.fp32 computes in FP32 and the type of the KV cache belong to the format.
-COMPUTATION = ("dtype", "kernels", "fp32", "kv_cache")
 PARTS = ("fp32", "kv_cache")
+COMPUTATION = ("dtype", "kernels", *PARTS)
 AGAINST = ("compared", "diverged", "div_percent", "div_low", "div_high")
 
 
