@@ -83,6 +83,23 @@ def test_a_model_folder_cannot_add_penalties_or_sampling(tiny: Path) -> None:
         assert a.logprobs.tobytes() == b.logprobs.tobytes()
 
 
+def test_cudnns_attention_is_left_out_for_one_run_alone(tiny: Path) -> None:
+    enabled = torch.backends.cuda.cudnn_sdp_enabled
+    before = enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        options = {"name": "hf", "cudnn_attention": False}
+        backend = HFBackend(setting_from({"threads": 1, "backend": options}), str(tiny))
+        backend.start()
+        assert not enabled()
+        backend.close()
+        assert enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+    with pytest.raises(SettingError, match=r"backend\.cudnn_attention=no: must be true or false"):
+        HFBackend.check(setting_from({"backend": {**options, "cudnn_attention": "no"}}))
+
+
 def test_the_same_wave_twice_gives_the_same_bits(tiny: Path) -> None:
     once, twice = answer(tiny, PROMPTS, dtype="bf16"), answer(tiny, PROMPTS, dtype="bf16")
     assert all(same_bits(a, b) for a, b in zip(once, twice, strict=True))

@@ -1,10 +1,11 @@
 """The table of a study over engines: each engine and mode against its own smallest batch.
 
-    python experiments/engines/summarise.py STUDY_FOLDER
+    python -m experiments.engines.summarise STUDY_FOLDER
 
 Writes STUDY_FOLDER/table.csv and prints it. ``diverged``: items with another token; ``logprobs``:
-items with another log-probability of an emitted token; ``first``: the earliest such position,
-counted from 0; ``at_start``: items where it is the first token, that is, where prefill differs.
+items with another bit in any log-probability of an emitted token; ``first``: the earliest such
+position, counted from 0; ``at_start``: items where it is the first token, that is, where prefill
+differs.
 """
 
 from __future__ import annotations
@@ -15,26 +16,17 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.bits import bits, first_difference, logprobs
 from nondet.runs import Run
 from nondet.study import load_study
 
 
-def first_difference(a: list[float], b: list[float]) -> int | None:
-    """The first position at which two lists differ; a prefix differs at its end."""
-    for position, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return position
-    return None if len(a) == len(b) else min(len(a), len(b))
-
-
 def compare(reference: Run, run: Run) -> dict[str, Any]:
     """One row of the table."""
-    sides = [r.table(["tokens", "logprobs"]).to_pydict() for r in (reference, run)]
-    tokens = [a != b for a, b in zip(sides[0]["tokens"], sides[1]["tokens"], strict=True)]
-    firsts = [
-        first_difference(a, b)
-        for a, b in zip(sides[0]["logprobs"], sides[1]["logprobs"], strict=True)
-    ]
+    sides = [r.table(["tokens"])["tokens"].to_pylist() for r in (reference, run)]
+    tokens = [a != b for a, b in zip(*sides, strict=True)]
+    views = [bits(logprobs(r)) for r in (reference, run)]
+    firsts = [first_difference(pair) for pair in zip(*views, strict=True)]
     found = [first for first in firsts if first is not None]
     return {
         "engine": run.record["observed"].get("engine") or run.factors["backend"],

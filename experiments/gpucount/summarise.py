@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from experiments.bits import bits, first_difference, largest_gap, logprobs
 from nondet.metrics.intervals import wilson
 from nondet.runs import Run
 from nondet.study import load_study
@@ -26,22 +26,18 @@ Key = tuple[str, str, int]
 
 def compare(reference: Run, run: Run) -> dict[str, Any]:
     """One row of the table."""
-    sides = [r.table(["item_id", "tokens", "logprobs"]).to_pydict() for r in (reference, run)]
+    sides = [r.table(["item_id", "tokens"]).to_pydict() for r in (reference, run)]
     if sides[0]["item_id"] != sides[1]["item_id"]:
         raise ValueError(f"{run.id} has other items than {reference.id}")
+    rows = [logprobs(r) for r in (reference, run)]
     tokens, firsts, gap = 0, [], 0.0
-    for position in range(len(sides[0]["item_id"])):
-        a, b = (np.asarray(side["tokens"][position]) for side in sides)
-        x, y = (np.asarray(side["logprobs"][position], np.float32) for side in sides)
-        short = min(len(a), len(b))
-        apart = np.flatnonzero(a[:short] != b[:short])
-        parted = len(a) != len(b) or len(apart) > 0
-        tokens += parted
-        bits = np.flatnonzero(x[:short].view(np.int32) != y[:short].view(np.int32))
-        if parted or len(bits):
-            firsts.append(int(min([short, *bits[:1], *apart[:1]])))
-        before = int(apart[0]) if len(apart) else short
-        gap = max(gap, float(np.abs(x[:before] - y[:before]).max(initial=0.0)))
+    for item in range(len(sides[0]["item_id"])):
+        apart = first_difference([side["tokens"][item] for side in sides])
+        moved = first_difference(bits([side[item] for side in rows]))
+        tokens += apart is not None
+        known = [at for at in (apart, moved) if at is not None]
+        firsts += [min(known)] if known else []
+        gap = max(gap, largest_gap([side[item] for side in rows], apart))
     items = len(sides[0]["item_id"])
     share = wilson(tokens, items)
     return {

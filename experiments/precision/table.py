@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import numpy as np
 import pandas as pd
 
 from experiments import markdown
+from experiments.bits import bits, first_difference, largest_gap, logprobs
 from nondet.csv_files import save_csv
 from nondet.metrics.intervals import wilson
 from nondet.runs import Run
@@ -41,18 +41,10 @@ PARTS = {
 COUNTS = ("items", "diverged", "bits", "as_fp32")  # whole numbers, or nothing to count
 
 
-def answers(run: Run, column: str = "tokens") -> Answers:
-    """Tokens or log-probabilities of every item, in task order."""
-    found: Answers = run.table([column])[column].to_pylist()
+def answers(run: Run) -> Answers:
+    """Tokens of every item, in task order."""
+    found: Answers = run.table(["tokens"])["tokens"].to_pylist()
     return found
-
-
-def first_difference(sides: Sequence[Sequence[Any]]) -> int | None:
-    """The first position where not all are the same; a prefix differs at its end."""
-    for position, values in enumerate(zip_longest(*sides)):
-        if len(set(values)) > 1:
-            return position
-    return None
 
 
 def arm(run: Run) -> tuple[Any, ...]:
@@ -84,17 +76,13 @@ def row(kind: str, runs: Sequence[Run], lacking: Sequence[Run], fp32: Run | None
 def counts(runs: Sequence[Run], fp32: Run | None) -> dict[str, Any]:
     """What is counted over two complete runs or more."""
     tokens = [answers(run) for run in runs]
-    logprobs = [answers(run, "logprobs") for run in runs]
+    values = [logprobs(run) for run in runs]
     firsts = [first_difference(sides) for sides in zip(*tokens, strict=True)]
-    moved = [first_difference(sides) for sides in zip(*logprobs, strict=True)]
+    moved = [first_difference(sides) for sides in zip(*map(bits, values), strict=True)]
     parted = [first for first in firsts if first is not None]
     n = len(firsts)
     share = wilson(len(parted), n)
-    gaps = [
-        max(values) - min(values)
-        for first, sides in zip(firsts, zip(*logprobs, strict=True), strict=True)
-        for values in zip(*(side[:first] for side in sides), strict=True)
-    ]
+    gaps = map(largest_gap, zip(*values, strict=True), firsts)
     same = sum(a == b for a, b in zip(tokens[0], answers(fp32), strict=True)) if fp32 else None
     return {
         "items": n,

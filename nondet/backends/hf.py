@@ -49,6 +49,9 @@ class HFBackend(Backend):
         check_precision(setting)
         check_cut(setting)
         cache, graph = options.pop("cache", "dynamic"), options.pop("cuda_graph", False)
+        cudnn = options.pop("cudnn_attention", None)
+        if not isinstance(cudnn, bool | None):
+            raise SettingError("backend.cudnn_attention", cudnn, "true or false")
         _among("backend.cache", cache, CACHES)
         if not isinstance(graph, bool) or (graph and cache != "static"):
             raise SettingError("backend.cuda_graph", graph, "false without backend.cache=static")
@@ -80,6 +83,7 @@ class HFBackend(Backend):
 
     def start(self) -> None:
         """Load model and tokenizer and set every switch that moves bits."""
+        import torch
         import transformers
 
         from nondet.parallel.team import seat
@@ -107,6 +111,11 @@ class HFBackend(Backend):
         self.dropped = model.generation_config.to_diff_dict()
         model.generation_config = transformers.GenerationConfig()
         self.scope = ExitStack()
+        if setting.backend.options.get("cudnn_attention") is False:
+            self.scope.callback(
+                torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled()
+            )
+            torch.backends.cuda.enable_cudnn_sdp(False)
         if setting.kernels != "default":
             from nondet.invariant import invariant_kernels
 
