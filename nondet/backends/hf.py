@@ -112,9 +112,8 @@ class HFBackend(Backend):
         model.generation_config = transformers.GenerationConfig()
         self.scope = ExitStack()
         if setting.backend.options.get("cudnn_attention") is False:
-            self.scope.callback(
-                torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled()
-            )
+            before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+            self.scope.callback(torch.backends.cuda.enable_cudnn_sdp, before)
             torch.backends.cuda.enable_cudnn_sdp(False)
         if setting.kernels != "default":
             from nondet.invariant import invariant_kernels
