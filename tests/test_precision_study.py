@@ -9,8 +9,9 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from experiments.bits import first_difference
 from experiments.precision.study import ARMS, BATCHES, settings
-from experiments.precision.table import counts, first_difference, table, words
+from experiments.precision.table import counts, table, words
 from nondet.backends.hf import HFBackend
 from nondet.csv_files import save_csv
 from nondet.study import load_study

@@ -5,7 +5,8 @@
 Writes STUDY_FOLDER/table.csv and table.md. ``tokens`` and ``logprobs``: items with another token,
 and with another bit in any log-probability of an emitted token; ``low`` and ``high``: Wilson's 95 %
 interval of the share with another token; ``first``: the earliest position with another
-log-probability, from 0; ``gap``: the largest difference of log-probabilities before answers part.
+log-probability, from 0; ``gap``: the largest difference of log-probabilities (nats) before answers
+part, where both runs have one.
 """
 
 from __future__ import annotations

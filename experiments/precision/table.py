@@ -7,10 +7,11 @@ everything but the batch size. ``batch_sizes``: those with a complete run; ``mis
 for and not complete. A row with fewer than two complete runs compares nothing.
 ``diverged``: items whose answers are not all the same, of ``items``, as per cent with Wilson's 95 %
 interval; ``median_index``: median first differing token of those, from 0; ``bits``: items where a
-token or the log-probability of an emitted token differs; ``largest_gap``: the largest difference of
-such a log-probability (nats) while the tokens are the same; ``as_fp32``: items whose answer at the
-smallest batch is that of FP32 with the same kernels. Rows ``repeat``: a setting against itself;
-``without graphs``: against the same with its decode steps started one kernel at a time.
+token or a bit in the log-probability of an emitted token differs; ``largest_gap``: the largest
+difference of such a log-probability (nats) while the tokens are the same, where all runs have one;
+``as_fp32``: items whose answer at the smallest batch is that of FP32 with the same kernels. Rows
+``repeat``: a setting against itself; ``without graphs``: against the same with its decode steps
+started one kernel at a time.
 """
 
 from __future__ import annotations
