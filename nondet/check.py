@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nondet.compare import compare, parser, write_outputs
+from nondet.compare import compare, finer, parser, write_outputs
 from nondet.metrics.gate import USAGE, Gate, Matched, decide, rows_differing, undecided
 from nondet.metrics.run_tables import run_labels
 from nondet.metrics.sides import compare_stored
@@ -34,7 +34,7 @@ def check_study(
     runs = study.complete
     if len(runs) < 2:
         missing.append(f"{len(runs)} complete runs: there is nothing to compare.")
-    matched, controls, finer = [], [], []
+    matched, controls, sentences = [], [], []
     for run in runs[1:]:
         # A repeat is compared with the first run of its own setting: that is the control.
         key = study.setting_key(run)
@@ -43,12 +43,7 @@ def check_study(
             if base.id != run.id:
                 found = compare_stored(base, run)
                 controls.append((rows_differing(found, level), found.items, labels[run.id]))
-                count = found.logprobs_differ
-                if level == "tokens" and not controls[-1][0] and count:
-                    finer.append(
-                        f"{labels[run.id]} repeats every token, but at {count:,} of "
-                        f"{found.common_tokens:,} positions not the log-probability."
-                    )
+                sentences += finer(found, labels[run.id], level)
                 if key == study.setting_key(runs[0]):
                     missing += [f"{labels[run.id]}: {words}" for words in undecided(found, level)]
             if key != study.setting_key(runs[0]):
@@ -59,7 +54,7 @@ def check_study(
             raise StudyError(f"{run.folder}: not comparable, {error}") from None
     items = len(set(runs[0].item_ids)) if runs else 0
     code, reasons = decide(matched, controls, items, missing, level=level, rate=rate, allow=allow)
-    return Gate(code, [*reasons, *finer], level, rate, items, matched, allow=allow)
+    return Gate(code, [*reasons, *sentences], level, rate, items, matched, allow=allow)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

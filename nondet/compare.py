@@ -16,7 +16,7 @@ from typing import Any
 
 from nondet.metrics.gate import LEVELS, USAGE, Gate, Matched, decide, junit, rows_differing
 from nondet.metrics.run_tables import run_labels
-from nondet.metrics.sides import compare_stored
+from nondet.metrics.sides import Difference, compare_stored
 from nondet.runs import Run, incomparable
 from nondet.study import Study, StudyError, load_study
 
@@ -56,8 +56,10 @@ def compare(
             raise StudyError(f"{one.folder} and {two.folder}: not comparable, {error}") from None
         matched.append(Matched(labels[one.id], one.id, two.id, found))
     items = len(set(pairs[0][0].item_ids)) if pairs else 0
-    controls = [*_repeats(a, "A", level), *_repeats(b, "B", level)]
+    sides = [_repeats(study, side, level) for study, side in ((a, "A"), (b, "B"))]
+    controls = [control for found, _ in sides for control in found]
     code, reasons = decide(matched, controls, items, missing, level=level, rate=rate, allow=allow)
+    reasons += [sentence for _, sentences in sides for sentence in sentences]
     return Gate(code, reasons, level, rate, items, matched, lone_a, lone_b, allow)
 
 
@@ -82,17 +84,31 @@ def match(a: Study, b: Study) -> tuple[list[tuple[Run, Run]], list[str], list[st
     )
 
 
-def _repeats(study: Study, side: str, level: str) -> list[tuple[int, int, str]]:
-    """(differing at the level, items, label) of every repeat against the first of its setting."""
+def _repeats(study: Study, side: str, level: str) -> tuple[list[tuple[int, int, str]], list[str]]:
+    """(rows that differ at the level, rows, label) of every repeat against the first of its
+    setting, and sentences on those that differ in log-probabilities alone."""
     settings: dict[str, list[Run]] = {}
-    for run in study.complete:
+    for run in sorted(study.complete, key=lambda run: run.repeat):
         settings.setdefault(repr(study.setting_key(run)), []).append(run)
-    found = []
+    labels = run_labels(study)
+    found, sentences = [], []
     for runs in settings.values():
         for run in runs[1:]:
             one = compare_stored(runs[0], run)
             found.append((rows_differing(one, level), one.items, f"{side}, {study.label(runs[0])}"))
-    return found
+            sentences += finer(one, f"{labels[run.id]} of {side}", level)
+    return found, sentences
+
+
+def finer(found: Difference, label: str, level: str) -> list[str]:
+    """A sentence where a repeat agrees in tokens, the level that was asked for, and not in
+    log-probabilities: then runs differ by themselves, though the tokens do not show it."""
+    if level != "tokens" or rows_differing(found, level) or not found.logprobs_differ:
+        return []
+    return [
+        f"{label} repeats every token, but at {found.logprobs_differ:,} of "
+        f"{found.common_tokens:,} positions not the log-probability."
+    ]
 
 
 def print_gate(gate: Gate) -> None:

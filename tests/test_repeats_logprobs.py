@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from factory import write_run
 from test_analysis_undecided import base, cut_short
 
-from nondet import check
+from nondet import check, compare
 from nondet.analysis import analyse
 from nondet.metrics.gate import IDENTICAL
 from nondet.report.context import make_context
@@ -63,3 +65,30 @@ def test_a_check_of_tokens_says_that_repeats_differ_in_log_probabilities(
     )
     assert said in capsys.readouterr().out
     assert check.main([str(tmp_path), "--level", "logprobs"]) != IDENTICAL
+
+
+@pytest.mark.parametrize("command", [compare.main, check.main])
+def test_a_comparison_of_tokens_says_that_repeats_differ_in_log_probabilities(
+    command: Callable[[list[str]], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = base(40)
+    moved = dataclasses.replace(rows[1], logprobs=[x - 1e-3 for x in rows[1].logprobs])
+    for side, repeat in (("a", rows), ("b", [rows[0], moved, *rows[2:]])):
+        write_run(tmp_path / side / "runs", {}, rows)
+        write_run(tmp_path / side / "runs", {}, repeat, repeat=1)
+    a, b, out = (str(tmp_path / name) for name in ("a", "b", "out.json"))
+    total = sum(len(row.tokens) for row in rows)
+    said = (
+        f"of B repeats every token, but at {len(moved.tokens)} of {total:,} positions not the "
+        "log-probability."
+    )
+    assert command([a, b, "--json", out]) == IDENTICAL
+    text = capsys.readouterr().out
+    assert said in text
+    assert "of A repeats every token" not in text
+    assert sum(said in reason for reason in json.loads(Path(out).read_text())["reasons"]) == 1
+    # Where log-probabilities are what is compared they are a difference, and not said twice.
+    assert command([a, b, "--level", "logprobs"]) != IDENTICAL
+    assert said not in capsys.readouterr().out
+    assert command([a, a]) == IDENTICAL
+    assert "repeats every token" not in capsys.readouterr().out
