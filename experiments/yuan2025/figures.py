@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from experiments.yuan2025.arrange import arranged, rank
 from experiments.yuan2025.forks import candidates
 from experiments.yuan2025.numbers import SEED, Workload, level, partition, value_of
 from experiments.yuan2025.tables import Spec, Tables, specs, wanted
@@ -49,7 +50,7 @@ def make(name: str, tables: Tables) -> Panel:
     spec = specs("figures")[name]
     if "draw" not in spec:
         return Panel(name, spec["title"], "", pd.DataFrame(), words=spec["words"])
-    panel: Panel = DRAWERS[spec["draw"]](name, spec, tables)
+    panel: Panel = DRAWERS[spec["draw"]](name, spec, arranged(tables))
     return panel
 
 
@@ -94,7 +95,10 @@ def _estimates(name: str, spec: Spec, tables: Tables) -> Panel:
     """A metric with its interval, one row a model, task, dtype and slice."""
     rows: list[dict[str, Any]] = []
     for by in spec.get("slices", [[]]):
-        for row in tables.estimate_rows(f"{name} {by}", {**spec, "by": by}):
+        found = tables.estimate_rows(f"{name} {by}", {**spec, "by": by})
+        tasks = list(dict.fromkeys((row["model"], row["task"]) for row in found))
+        found.sort(key=lambda row: (tasks.index((row["model"], row["task"])), rank(row.get)))
+        for row in found:
             slice_name = ", ".join(f"{key} {row[key]}" for key in by)
             words = [shorten(str(row["task"]), 24), slice_name, str(row["dtype"])]
             if len(tables.scale.models) > 1:
