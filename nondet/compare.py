@@ -105,8 +105,10 @@ def finer(found: Difference, label: str, level: str) -> list[str]:
     log-probabilities: then runs differ by themselves, though the tokens do not show it."""
     if level != "tokens" or rows_differing(found, level) or not found.logprobs_differ:
         return []
+    # What an error cut off is not known to be repeated.
+    every = "every token" if found.identical == found.items else "every token compared"
     return [
-        f"{label} repeats every token, but at {found.logprobs_differ:,} of "
+        f"{label} repeats {every}, but at {found.logprobs_differ:,} of "
         f"{found.common_tokens:,} positions not the log-probability."
     ]
 

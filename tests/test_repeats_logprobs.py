@@ -92,3 +92,15 @@ def test_a_comparison_of_tokens_says_that_repeats_differ_in_log_probabilities(
     assert said not in capsys.readouterr().out
     assert command([a, a]) == IDENTICAL
     assert "repeats every token" not in capsys.readouterr().out
+
+
+def test_what_an_error_cut_off_is_not_said_to_be_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = base(40)
+    lost = dataclasses.replace(rows[0], finish_reason="error", outcome="error", correct=None)
+    moved = dataclasses.replace(rows[1], logprobs=[x - 1e-3 for x in rows[1].logprobs])
+    write_run(tmp_path / "runs", {}, rows)
+    write_run(tmp_path / "runs", {}, [lost, moved, *rows[2:]], repeat=1)
+    check.main([str(tmp_path)])
+    assert "repeats every token compared, but at" in capsys.readouterr().out

@@ -69,6 +69,7 @@ def _reordered(workload: Workload, place: Callable[[Result], Key]) -> Workload:
     """The same workload with its runs in another order, without reading them again."""
     order = sorted(range(len(workload.results)), key=lambda at: place(workload.results[at]))
     loaded, forest = workload.loaded, workload.loaded.forest
+    # The new number of a run by its old one.
     number = np.argsort(order).astype(forest.order_PC.dtype)
     moved = PrefixForest(
         number[forest.order_PC],
