@@ -224,9 +224,9 @@ def _cudnn_attention(setting: Setting, seen: Observed) -> Iterator[Advice]:
     if eligible and plain and setting.dtype in ("bf16", "fp16"):
         yield Advice(
             f"attention=sdpa with dtype={setting.dtype} on a GPU",
-            "torch may choose cuDNN's attention, which it does not count as deterministic; equal "
-            "runs on an H200 differed from 129 keys on",
-            "kernels=invariant",
+            "torch may choose cuDNN's attention, which did not repeat itself in bf16 on an H200: "
+            "equal calls differed from 129 keys on, and without it equal runs agreed",
+            "backend.cudnn_attention=false, or kernels=invariant",
         )
 
 

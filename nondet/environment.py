@@ -22,6 +22,7 @@ from nondet.runs import digest
 SWITCHES = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_",
+    "CUDA_MPS_",
     "CUDA_VISIBLE_DEVICES",
     "CUDNN_",
     "DISABLE_ADDMM_CUDA_LT",
@@ -49,7 +50,7 @@ SWITCHES = (
 )
 # Of these, what only says where files lie, what is logged, or which GPUs there are.
 IDLE = re.compile(
-    r"(_CACHE|_DIR|_HOME|_PATH|_ROOT|_LOGS?)$|_CACHE_(DIR|ROOT|PATH)|_LOG(GING)?_|_LOGS_"
+    r"(_CACHE|_DIR|_DIRECTORY|_HOME|_PATH|_ROOT|_LOGS?)$|_CACHE_(DIR|ROOT|PATH)|_LOG(GING)?_|_LOGS_"
     r"|DEBUG|VERBOSE|USAGE_STATS|CUDA_VISIBLE_DEVICES"
 )
 SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")

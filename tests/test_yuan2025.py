@@ -41,11 +41,16 @@ def test_every_scale_repeats_a_setting_of_each_dtype() -> None:
     """Without it nobody can tell what the settings move from what moves by itself."""
     for name in scale_names():
         cells = load_scale(name).cells
-        greedy = {(c.model, c.hardware, c.asked("dtype", "bf16")) for c in cells
-                  if "greedy" in c.roles and "layercast" not in c.roles}  # fmt: skip
-        again = {(c.model, c.hardware, c.asked("dtype", "bf16")) for c in cells
-                 if "repeats" in c.roles}  # fmt: skip
-        assert again == greedy, name
+        every, greedy, again = (
+            {
+                (cell.model, cell.hardware, cell.asked("dtype", "bf16"))
+                for cell in cells
+                if role in cell.roles and not (without & set(cell.roles))
+            }
+            for role, without in (("greedy", set()), ("greedy", {"layercast"}), ("repeats", set()))
+        )
+        # LayerCast may go without: its matrix is an appendix of the paper's.
+        assert greedy <= again <= every, name
 
 
 def test_no_run_is_there_twice() -> None:

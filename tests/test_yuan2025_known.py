@@ -63,6 +63,34 @@ def test_an_error_is_no_item_that_stays_the_same(tmp_path: Path) -> None:
     assert (bf16["says"] == claims.SAME).all()
 
 
+@pytest.mark.parametrize(("items", "expected"), [(5, claims.OPEN), (6, claims.HOLDS)])
+def test_few_items_that_part_are_judged_by_the_exact_test(
+    tmp_path: Path, items: int, expected: str
+) -> None:
+    """Five of five on one side have p = 0.0625, though resampling never reaches a share of 0."""
+
+    def parted(cell: Cell, rows: list[Row]) -> list[Row]:
+        if cell.values != {"dtype": "bf16", "batch_size": 8}:
+            return rows
+        rng = np.random.default_rng(5)
+        return [forked(rng, row, 1, 0.0) for row in rows[:items]] + rows[items:]
+
+    _, table = study(tmp_path, parted)
+    row = table[table["claim"].eq("bf16 parts more than fp32")].iloc[0]
+    assert row["low"] > 0
+    assert row["p"] == pytest.approx(2 * 0.5**items)
+    assert row["says"] == expected
+
+
+def test_steps_of_another_length_are_another_setting(tmp_path: Path) -> None:
+    _, table = study(
+        tmp_path,
+        unlike=lambda cell: {"chunk_tokens": 64 if cell.asked("dtype", "") == "fp32" else 32},
+    )
+    assert "bf16 parts more than fp16" in set(table["claim"])
+    assert "bf16 parts more than fp32" not in set(table["claim"])
+
+
 def test_figures_leave_out_what_is_not_known(tmp_path: Path) -> None:
     def lost(cell: Cell, rows: list[Row]) -> list[Row]:
         return failing(rows) if cell.values.get("dtype") == "fp32" else rows

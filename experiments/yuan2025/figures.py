@@ -40,6 +40,7 @@ LABELS = {
 }
 # The axis of the paper's figure 3, and its bins.
 GAP_EDGES = np.linspace(0.0, 0.03, 31)
+DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
 # Rows of a figure of estimates.
 MOST_ROWS = 48
 NOTHING = "No finished runs of this scale enter here."
@@ -136,7 +137,8 @@ def _rows_figure(table: pd.DataFrame, label: str) -> Figure:
     ax.spines["left"].set_visible(False)
     ax.grid(axis="x", color=FAINT, lw=0.6)
     ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
-    ax.set_xlabel(label)
+    # Under the whole figure: long names of rows leave the axes less room than the label needs.
+    figure.supxlabel(label, fontsize=ax.xaxis.label.get_fontsize(), color=INK)
     return figure
 
 
@@ -202,8 +204,9 @@ def _gaps(name: str, spec: Spec, tables: Tables) -> Panel:
     if table.empty:
         return Panel(name, spec["title"], "", table, words=NOTHING)
     figure, ax = canvas(COLUMN, 2.4)
-    for colour, (task, part) in zip(OTHER_COLOURS, table.groupby("row", sort=False), strict=False):
-        ax.stairs(100 * part["share"], GAP_EDGES, color=colour, label=str(task))
+    tasks = table.groupby("row", sort=False)
+    for colour, dashes, (task, part) in zip(OTHER_COLOURS, DASHES, tasks, strict=False):
+        ax.stairs(100 * part["share"], GAP_EDGES, color=colour, ls=dashes, label=str(task))
         low, high = (100 * np.append(part[name], part[name].iloc[-1]) for name in ("low", "high"))
         ax.fill_between(GAP_EDGES, low, high, step="post", color=colour, alpha=0.15, lw=0)
     ax.set_xlabel("gap of the two best probabilities")

@@ -15,7 +15,16 @@ from nondet.metrics.divergence import div_index
 from nondet.metrics.load import read_column
 from nondet.metrics.prefix import NEVER
 from nondet.report.panel import Panel
-from nondet.report.style import COLUMN, FAINT, INK, MUTED, OTHER_COLOURS, canvas, shorten
+from nondet.report.style import (
+    COLUMN,
+    FAINT,
+    INK,
+    MUTED,
+    OTHER_COLOURS,
+    OTHER_MARKERS,
+    canvas,
+    shorten,
+)
 from nondet.report.viewer import decoder
 from nondet.study import Study
 
@@ -69,11 +78,12 @@ def _fork_figure(table: pd.DataFrame) -> Figure:
     settings = list(dict.fromkeys(table["setting"]))
     figure, ax = canvas(COLUMN, 2.4)
     tokens = table.groupby("token")["probability"].max().nlargest(CANDIDATES).index
-    for colour, token in zip(OTHER_COLOURS, tokens, strict=False):
+    for colour, marker, token in zip(OTHER_COLOURS, OTHER_MARKERS, tokens, strict=False):
         part = table[table["token"] == token]
         text = repr(part["text"].iloc[0]) if part["text"].iloc[0] else f"token {token}"
         places = [settings.index(setting) for setting in part["setting"]]
-        ax.plot(places, part["probability"], "o-", color=colour, label=shorten(text, 20), lw=0.8)
+        line = {"color": colour, "label": shorten(text, 20), "lw": 0.8}
+        ax.plot(places, part["probability"], f"{marker}-", mfc="none", **line)
     ax.set_xticks(range(len(settings)), settings, rotation=30, ha="right", color=MUTED)
     ax.set_ylabel("probability")
     ax.grid(axis="y", color=FAINT, lw=0.6)
