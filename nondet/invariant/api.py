@@ -26,6 +26,7 @@ from .cpu_packed import described
 from .modules import modules_switched
 from .switch import Table, active_groups, check_ops, groups_in_force
 from .transformers_attention import model_switched, uncovered
+from .transformers_experts import experts_switched
 
 
 class invariant:
@@ -36,8 +37,8 @@ class invariant:
 
     Args:
         ops: groups of operations (``switch.GROUPS``), "all" or "none".
-        model: a transformers model, whose attention is switched too; without one, only calls of
-            torch's fused CPU attention are.
+        model: a transformers model, whose attention and experts are switched too; without one,
+            only calls of torch's fused CPU attention are.
         device: "cpu", "cuda" or None: the model's device, or both where there is a GPU.
 
     Raises:
@@ -59,6 +60,8 @@ class invariant:
             stack.enter_context(groups_in_force(self.ops, tables(self.devices)))
             if "attention" in self.ops:
                 stack.enter_context(model_switched(self.model))
+            if "matmul" in self.ops:
+                stack.enter_context(experts_switched(self.model))
             stack.enter_context(modules_switched(self.model, self.ops))
             entered = stack.pop_all()
         self._entered().append(entered)
