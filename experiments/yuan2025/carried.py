@@ -64,9 +64,12 @@ def adopt(out: Path, scale: Scale) -> None:
             continue
         cell = known[by_run[run.id]]
         task = real_task(cell)
-        if run.record["task"]["marker"] == "none":
-            _check_prompts(run.record["task_fingerprint"], task, folder)
         marker = get_marker(task.marker)
+        told = run.record["task"]
+        if told["marker"] != "none" and told.get("marker_version") == marker.version:
+            continue  # marked before, by this marker
+        if told["marker"] == "none":
+            _check_prompts(run.record["task_fingerprint"], task, folder)
         setting = cell.setting()
         record = {
             **run.record,

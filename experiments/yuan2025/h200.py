@@ -3,7 +3,8 @@
     python -m experiments.yuan2025.h200 items FOLDER                  here: prompts to carry along
     python -m experiments.yuan2025.h200 MODEL ITEMS OUT [SECONDS [TOGETHER [TOGETHER_TWO]]]   there
         [done=CELLS.json] [gpus=1]
-    python -m experiments.yuan2025.h200 adopt OUT                     here again: tasks and marks
+    python -m experiments.yuan2025.h200 join OUT NEW...               here again: further runs
+    python -m experiments.yuan2025.h200 adopt OUT                     their tasks and marks
 
 A first word scale=FILE takes another scale than scales/h200.yaml. What else a GPU does moves
 tokens/s, so those of such a study mean nothing, and should move no bit: the repeats say. Cells
@@ -24,6 +25,7 @@ from typing import Any
 
 from experiments.together import Outcome, run_all, split_words
 from experiments.yuan2025.carried import adopt, setting_there, write_items
+from experiments.yuan2025.join import join
 from experiments.yuan2025.matrix import Scale, load_scale
 from nondet.runs import write_json
 from nondet.settings import Setting, SettingError, one_line
@@ -105,6 +107,8 @@ def main(words: Sequence[str]) -> None:
     scale = load_scale(name)
     if words[0] == "items":
         write_items(Path(words[1]), scale)
+    elif words[0] == "join":
+        print("\n".join(join(Path(words[1]), scale, [Path(word) for word in words[2:]])))
     elif words[0] == "adopt":
         adopt(Path(words[1]), scale)
     else:
