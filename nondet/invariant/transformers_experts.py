@@ -56,7 +56,7 @@ def experts_configs(model: torch.nn.Module) -> list[Any]:
     found = {
         id(module.config): module.config
         for module in model.modules()
-        if hasattr(module, "_is_expert_parallel") and _own_loop(module) is not None
+        if _own_loop(module) is not None and hasattr(module, "config")
     }
     return list(found.values())
 
@@ -74,8 +74,15 @@ def switched_experts(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _own_loop(module: torch.nn.Module) -> Callable[..., Any] | None:
-    """The forward that the interface was wrapped around."""
-    loop: Callable[..., Any] | None = getattr(type(module).forward, "__wrapped__", None)
+    """The forward that the interface was wrapped around; None where there is no interface.
+
+    Seen by what the wrapper holds: marks on the module differ between versions of transformers.
+    """
+    forward = type(module).forward
+    held = [cell.cell_contents for cell in getattr(forward, "__closure__", None) or ()]
+    if not any(type(one).__name__ == "ExpertsInterface" for one in held):
+        return None
+    loop: Callable[..., Any] | None = getattr(forward, "__wrapped__", None)
     return loop
 
 
