@@ -1,12 +1,12 @@
 #!/bin/bash
 # What the paper and the posts still lack, on two GPUs in one go.
 #   bash experiments/gpu_rest.sh WORK SMALL MODEL ITEMS [SECONDS]
-# For SECONDS (900) many engines at a time, where bits count and seconds do not: the paper's cells on
-# two GPUs and the completions on vLLM, and on SGLang if $PYTHON_SGLANG is set. Then, alone on a GPU
-# each, the price of invariance on vLLM and on transformers (about 220 s more). All of it lies in
-# WORK (cells, completions-*, price-*, said), may be taken home at any time, and goes on from there by
-# the same command. PAIRS: engines on both GPUs at a time (6); TOGETHER: on each for completions (2);
-# DONE: the cells.json of what is finished.
+# For SECONDS (900) many engines at a time, where bits count and seconds do not: the paper's cells
+# (first those on one GPU, 7 on each), and the completions on vLLM, and on SGLang if $PYTHON_SGLANG
+# is set. Then, alone on a GPU each, the price of invariance on vLLM and on transformers (220 s).
+# All of it lies in WORK (cells, completions-*, price-*, said), may be taken home at any time, and
+# goes on from there by the same command. PAIRS: engines on both GPUs at a time (6); TOGETHER: on
+# each for completions (2); DONE: the cells.json of what is finished.
 set -uo pipefail
 work=$(realpath -m "$1") small=$(realpath -m "$2") model=$(realpath -m "$3") items=$(realpath -m "$4")
 seconds=${5:-900}
@@ -35,7 +35,7 @@ export CUDA_MPS_PIPE_DIRECTORY=/tmp/nondet-mps CUDA_MPS_LOG_DIRECTORY=/tmp/nonde
 mkdir -p /tmp/nondet-mps
 if nvidia-cuda-mps-control -d; then say "multi-process service on"; else unset CUDA_MPS_PIPE_DIRECTORY; fi
 step cells "$seconds" "$python" -m experiments.yuan2025.h200 "$model" "$items" "$work/cells" \
-  $((seconds - 20)) 7 "${PAIRS:-6}" "done=${DONE:-results/measured/h200/yuan2025/cells.json}" gpus=2 &
+  $((seconds - 20)) 7 "${PAIRS:-6}" "done=${DONE:-results/measured/h200/yuan2025/cells.json}" &
 {
   posts vllm completions $((seconds / 2))
   [[ -z ${PYTHON_SGLANG:-} ]] || posts sglang completions $((seconds / 2 - 20))

@@ -101,7 +101,7 @@ def test_no_run_is_begun_when_the_time_is_up(out: Path, tmp_path: Path) -> None:
 
 def test_the_scale_has_all_cells() -> None:
     cells = load_scale("h200").cells
-    assert len(cells) == 106
+    assert len(cells) == 115
     assert {cell.values.get("gpus", 1) for cell in cells} == {1, 2}
 
 
