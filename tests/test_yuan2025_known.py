@@ -11,12 +11,14 @@ import pandas as pd
 import pytest
 
 from experiments.yuan2025 import claims, figures, launch, ordering
+from experiments.yuan2025.departures import confounders
 from experiments.yuan2025.matrix import Cell, Scale, load_scale
 from experiments.yuan2025.numbers import workloads
 from experiments.yuan2025.page import controls
 from experiments.yuan2025.results import from_studies, load_results, save_results
 from experiments.yuan2025.tables import Tables, specs
 from nondet.report.style import house
+from nondet.study import load_study
 from nondet.sweep import setting_of
 from tests import yuan_study
 from tests.factory import Row, forked, make_rows, write_run
@@ -257,3 +259,16 @@ def test_cells_are_composed_once_a_study_and_stay_the_same(monkeypatch: pytest.M
     with launch.initialize_config_dir(str(launch.data_folder("configs")), version_base="1.3"):
         for cell in scale.cells[::4]:
             assert found[cell.name] == setting_of(compose("config", [*words, *cell.words]))
+
+
+def test_weights_that_layercast_stores_in_16_bits_are_not_called_fp32(tmp_path: Path) -> None:
+    stored = {"stored_parameters": {"bfloat16": 7, "float32": 1}}
+    for dtype, observed in (("fp32", {}), ("layercast", {"layercast": stored})):
+        told = {"dtype": "float32", **observed}
+        write_run(tmp_path, {"dtype": dtype}, make_rows(np.random.default_rng(1), 2, 4, 8),
+                  observed=told)  # fmt: skip
+    table = confounders(load_study([tmp_path]).complete).set_index("what")
+    assert table.loc["dtype of the weights", "ours, FP32 and LayerCast"] in (
+        "float32 or bfloat16, float32",
+        "bfloat16, float32 or float32",
+    )

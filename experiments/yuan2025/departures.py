@@ -52,15 +52,25 @@ def _values(runs: Sequence[Run], keys: Sequence[str], wide: bool) -> list[str]:
     for run in runs:
         if (run.factors.get("dtype") in WIDE) == wide:
             observed = run.record.get("observed") or {}
-            known = [observed[key] for key in keys if observed.get(key) is not None]
+            there = [_at(observed, key) for key in keys]
+            known = [value for value in there if value is not None]
             if not known and "engine" in keys:
                 known = [software([run])]
             found[_text(known[0]) if known else NONE] = None
     return list(found)
 
 
+def _at(observed: Mapping[str, Any], key: str) -> Any:
+    """A value by its key, an inner one by ``outer.inner``; None where there is none."""
+    value: Any = observed
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
 def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    """A value in a cell of the table: of a list its members, of counts by name the names."""
+    return ", ".join(map(str, value)) if isinstance(value, list | dict) else str(value)
 
 
 def _held(narrow: Sequence[str], wide: Sequence[str]) -> str:
