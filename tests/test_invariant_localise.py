@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from test_invariant_experts import KINDS
+from test_invariant_experts import made as with_experts
 from test_invariant_families import FAMILIES, made
 from tiny_llama import make_tiny_llama
 
-from nondet.invariant import invariant_kernels
-from nondet.invariant.localise import Finding, _Record, _Recorder, compare, localise, row_of
+from nondet.invariant import invariant_kernels, transformers_experts
+from nondet.invariant.localise import Finding, compare, localise, row_of
+from nondet.invariant.recording import EXPERTS, Record, Recorder
+from nondet.invariant.transformers_experts import own_loop
 from nondet.localise import main
 
 
-def recorded(*steps: list[tuple[str, list[torch.Tensor], list[torch.Tensor]]]) -> _Recorder:
-    return _Recorder([[_Record(op, "m", ins, outs) for op, ins, outs in step] for step in steps])
+def recorded(*steps: list[tuple[str, list[torch.Tensor], list[torch.Tensor]]]) -> Recorder:
+    return Recorder([[Record(op, "m", ins, outs) for op, ins, outs in step] for step in steps])
 
 
 def test_rows_are_found_by_shape() -> None:
@@ -65,6 +69,28 @@ def test_passes_are_matched_where_a_reshape_copies_in_one_of_them(
     assert localise(model, row, others, row=1, steps=1).status != "unmatched"
     with invariant_kernels(model):
         assert localise(model, row, others, row=1, steps=1).status == "identical"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_are_one_operation(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other rows decide which experts run, so inside there is nothing to match; a fault is seen."""
+    model, row = with_experts(kind), list(range(3, 23))
+    others = [[(token * shift) % 297 + 3 for token in row] for shift in (2, 5, 7)]
+    assert localise(model, row, others, row=1).status in ("identical", "located")
+    with invariant_kernels(model):
+        assert localise(model, row, others, row=1).status == "identical"
+
+    def blend(module: torch.nn.Module, hidden: torch.Tensor, *args: Any) -> torch.Tensor:
+        loop = own_loop(module)
+        assert loop is not None
+        result: torch.Tensor = loop(module, hidden, *args)
+        return result + 0.01 * hidden.mean()  # a little of every row
+
+    monkeypatch.setattr(transformers_experts, "switched_experts", blend)
+    with invariant_kernels(model):
+        found = localise(model, row, others, row=1)
+    assert (found.status, found.operation, found.step) == ("located", EXPERTS, 0)
+    assert found.module.startswith("model.layers.0.")
 
 
 def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,33 +1,25 @@
 """The first operation that gives one prompt other bits in a batch than alone.
 
 The prompt runs alone and then as one row of a batch of equally long prompts, through the prompt and
-some decode steps with the same tokens. Both passes call the same operations in the same order. The
-one to look for has equal inputs in the prompt's row and different outputs: there the batch got in.
-Everything after it merely inherits the difference.
+some decode steps with the same tokens. Both passes call the same operations in the same order (a
+mixture of experts counts as one). The one to look for has equal inputs in the prompt's row and
+different outputs: there the batch got in. Everything after it merely inherits the difference.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 
 from .bits import differing, same_bits
-from .operations import BaseOperations, operation_name
+from .recording import Record, Recorder, record
 
 # What holds no result yet, or mixes rows by design (tokens put in the order of their experts).
 _NO_ROWS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided",
             "aten::new_empty_strided", "aten::sort")  # fmt: skip
-
-
-# What only lays elements out anew: a reshape is a view in one pass and a copy in the other.
-_LAYOUT = ("aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::clone")
 
 
 @dataclass(frozen=True)
@@ -69,43 +61,6 @@ class Finding:
         )
 
 
-@dataclass
-class _Record:
-    operation: str
-    module: str
-    inputs: list[Tensor]
-    outputs: list[Tensor]
-
-
-@dataclass
-class _Recorder:
-    """What every operation of one pass read and wrote, a list for each step."""
-
-    steps: list[list[_Record]] = field(default_factory=list)
-
-
-class _Recording(BaseOperations):  # type: ignore[no-untyped-call]
-    def __init__(self, model: torch.nn.Module, into: _Recorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.into = into
-        self.names: list[str] = []
-        # Weights are the same in both passes: kept by reference, not copied.
-        self.weights = {p.data_ptr() for p in [*model.parameters(), *model.buffers()]}
-
-    def base(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if operation_name(func) in _LAYOUT:
-            return func(*args, **kwargs)
-        read = [self._kept(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
-        result = func(*args, **kwargs)
-        written = [self._kept(x) for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
-        module = self.names[-1] if self.names else ""
-        self.into.steps[-1].append(_Record(operation_name(func), module, read, written))
-        return result
-
-    def _kept(self, x: Tensor) -> Tensor:
-        return x.detach() if x.data_ptr() in self.weights else x.detach().clone()
-
-
 def localise(model: torch.nn.Module, prompt: Sequence[int], neighbours: Sequence[Sequence[int]],
              row: int = 0, steps: int = 4) -> Finding:  # fmt: skip
     """Compare ``prompt`` alone with the same prompt at ``row`` among ``neighbours``.
@@ -126,54 +81,12 @@ def localise(model: torch.nn.Module, prompt: Sequence[int], neighbours: Sequence
         raise ValueError(f"localise: row must be 0 to {len(neighbours)}")
     rows = [list(other) for other in neighbours]
     rows.insert(row, list(prompt))
-    alone, fed = _record(model, [list(prompt)], steps, None)
-    together, _ = _record(model, rows, steps, fed)
+    alone, fed = record(model, [list(prompt)], steps, None)
+    together, _ = record(model, rows, steps, fed)
     return compare(alone, together, len(rows), row)
 
 
-def _record(model: torch.nn.Module, rows: list[list[int]], steps: int,
-            fed: list[int] | None) -> tuple[_Recorder, list[int]]:  # fmt: skip
-    from transformers import DynamicCache
-
-    device = next(model.parameters()).device
-    recorder = _Recorder()
-    mode = _Recording(model, recorder)
-    tokens = torch.tensor(rows, device=device)
-    cache = DynamicCache(config=model.config)
-    # The argument was renamed in transformers 5.2x.
-    known = inspect.signature(type(model).forward).parameters
-    kept = {"cache" if "cache" in known else "past_key_values": cache}
-    chosen: list[int] = []
-    with torch.inference_mode(), _named(model, mode.names):
-        for step in range(steps + 1):
-            recorder.steps.append([])
-            mask = torch.ones(len(rows), len(rows[0]) + step, dtype=torch.int64, device=device)
-            with mode:
-                logits = model(tokens, attention_mask=mask, **kept).logits
-            chosen.append(int(logits[0, -1].argmax()) if fed is None else fed[step])
-            tokens = torch.full((len(rows), 1), chosen[-1], device=device)
-    return recorder, chosen
-
-
-@contextmanager
-def _named(model: torch.nn.Module, names: list[str]) -> Iterator[None]:
-    """Keep the names of the modules that are running, innermost last."""
-    handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda *_, n=name: names.append(n)))
-        handles.append(module.register_forward_hook(lambda *_: _drop(names)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _drop(names: list[str]) -> None:
-    names.pop()
-
-
-def compare(alone: _Recorder, together: _Recorder, batch: int, row: int) -> Finding:
+def compare(alone: Recorder, together: Recorder, batch: int, row: int) -> Finding:
     """The first operation whose inputs agree in the prompt's row and whose outputs do not."""
     for step, (one, many) in enumerate(zip(alone.steps, together.steps, strict=True)):
         inherited: Finding | None = None
@@ -200,7 +113,7 @@ def compare(alone: _Recorder, together: _Recorder, batch: int, row: int) -> Find
     return Finding("identical")
 
 
-def _finding(a: _Record, b: _Record, batch: int, row: int, step: int, index: int) -> Finding:
+def _finding(a: Record, b: Record, batch: int, row: int, step: int, index: int) -> Finding:
     for x, y in _row_outputs(a, b):
         part = row_of(y, x, batch, row)
         if part is not None and not same_bits(x, part):
@@ -211,7 +124,7 @@ def _finding(a: _Record, b: _Record, batch: int, row: int, step: int, index: int
     return Finding("located", a.operation, a.module, step, index)
 
 
-def _row_outputs(a: _Record, b: _Record) -> list[tuple[Tensor, Tensor]]:
+def _row_outputs(a: Record, b: Record) -> list[tuple[Tensor, Tensor]]:
     """Outputs that have rows: a sum over the whole batch may differ without any fault."""
     shared = all(x.shape == y.shape for x, y in zip(a.inputs, b.inputs, strict=False))
     pairs = zip(a.outputs, b.outputs, strict=True)

@@ -56,7 +56,7 @@ def experts_configs(model: torch.nn.Module) -> list[Any]:
     found = {
         id(module.config): module.config
         for module in model.modules()
-        if _own_loop(module) is not None and hasattr(module, "config")
+        if own_loop(module) is not None and hasattr(module, "config")
     }
     return list(found.values())
 
@@ -65,7 +65,7 @@ def switched_experts(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The function behind NAME: expert by expert, or what the model came with."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-    loop = _own_loop(module)
+    loop = own_loop(module)
     assert loop is not None  # or the module's config would not be switched
     if active("matmul"):
         return loop(module, *args, **kwargs)
@@ -73,7 +73,7 @@ def switched_experts(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return ALL_EXPERTS_FUNCTIONS.get_interface(own, loop)(module, *args, **kwargs)
 
 
-def _own_loop(module: torch.nn.Module) -> Callable[..., Any] | None:
+def own_loop(module: torch.nn.Module) -> Callable[..., Any] | None:
     """The forward that the interface was wrapped around; None where there is no interface.
 
     Seen by what the wrapper holds: marks on the module differ between versions of transformers.
