@@ -1,5 +1,5 @@
 #!/bin/bash
-# What the paper and the posts still lack, on two GPUs in one go.
+# What the paper and the posts still lack in one go, on two GPUs, or the part that one can do.
 #   bash experiments/gpu_rest.sh WORK SMALL MODEL ITEMS [SECONDS]
 # For SECONDS (900) many engines at a time, where bits count and seconds do not: the paper's cells
 # (first those on one GPU, 7 on each), and the completions on vLLM, and on SGLang if $PYTHON_SGLANG
@@ -34,7 +34,11 @@ posts() { # ENGINE PART LIMIT
 export CUDA_MPS_PIPE_DIRECTORY=/tmp/nondet-mps CUDA_MPS_LOG_DIRECTORY=/tmp/nondet-mps
 mkdir -p /tmp/nondet-mps
 if nvidia-cuda-mps-control -d; then say "multi-process service on"; else unset CUDA_MPS_PIPE_DIRECTORY; fi
-step cells "$seconds" "$python" -m experiments.yuan2025.h200 "$model" "$items" "$work/cells" \
+gpus=$(nvidia-smi -L | wc -l)
+say "$gpus GPUs"
+alone=()
+[[ $gpus -gt 1 ]] || alone=(gpus=1) # the cells on two are left for later
+step cells "$seconds" "$python" -m experiments.yuan2025.h200 "$model" "$items" "$work/cells" "${alone[@]}" \
   $((seconds - 20)) 7 "${PAIRS:-6}" "done=${DONE:-results/measured/h200/yuan2025/cells.json}" &
 {
   posts vllm completions $((seconds / 2))
@@ -44,6 +48,7 @@ wait
 [[ -z ${CUDA_MPS_PIPE_DIRECTORY:-} ]] || echo quit | nvidia-cuda-mps-control
 unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 CUDA_VISIBLE_DEVICES=0 posts vllm price 200 &
-CUDA_VISIBLE_DEVICES=1 posts hf price 150 &
+[[ $gpus -gt 1 ]] || wait
+CUDA_VISIBLE_DEVICES=$((gpus > 1)) posts hf price 150 &
 wait
 say "all done"

@@ -52,7 +52,8 @@ def where(path: Path) -> str:
     names = [name for name in ("torch", "transformers", "vllm", "sglang") if name in kept]
     versions = ", ".join(f"{name} {' and '.join(kept[name])}" for name in names)
     gpu = any("NVIDIA" in name for name in kept["hardware"])
-    threads = "" if gpu else f", {' and '.join(kept['threads'])} thread"
+    several = "" if kept["threads"] == ["1"] else "s"
+    threads = "" if gpu else f", {' and '.join(kept['threads'])} thread{several}"
     return (
         f"{' and '.join(kept['model'])} on {' and '.join(kept['hardware'])}{threads}; {versions}."
     )

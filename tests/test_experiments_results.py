@@ -48,8 +48,10 @@ def test_causes_come_from_the_runs(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", [f for f in FOLDERS if f.name == "tml2025"], ids=named)
 def test_completions_come_from_the_runs(folder: Path, tmp_path: Path) -> None:
     kept = pd.read_csv(folder / "completions.csv")
-    names = list(dict.fromkeys(kept["study"]))
-    table, parts = completions.tabulate([folder / str(name) for name in names])
+    # Engines other than transformers have folders of their own.
+    names = list(dict.fromkeys(zip(kept["backend"], kept["study"], strict=True)))
+    folders = [folder / ("" if engine == "hf" else engine) / study for engine, study in names]
+    table, parts = completions.tabulate(folders)
     assert (folder / "completions.csv").read_text() == saved(table, tmp_path)
     assert (folder / "parts.csv").read_text() == saved(parts, tmp_path)
     again = pd.read_csv(folder / "completions.csv")

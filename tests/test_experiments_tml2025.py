@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.tml2025 import words
-from experiments.tml2025.completions import Completions, common_prefix, main, tabulate
+from experiments.tml2025.completions import Completions, common_prefix, failures, main, tabulate
 from experiments.tml2025.price import ratio_of
 from experiments.tml2025.study import SCALES, studies
+from nondet.backends.base import backend_class
 from nondet.runs import write_json
 from nondet.settings import SettingError, TaskSetting
 from nondet.tasks import load_task
@@ -109,6 +110,18 @@ def test_neighbours_are_left_out_and_alone_is_the_measure(
     assert last == pytest.approx(2 / 3, abs=1e-3)
 
 
+def test_a_run_without_completions_is_said_with_its_reason(tmp_path: Path) -> None:
+    factors = {"kernels": "invariant", "batch_size": 8, "batching": "varied"}
+    more = {"status": "failed", "reason": "no mode\nhere", "resolved": MACHINE}
+    run = write_run(tmp_path / "load" / "runs", factors, [], **more)
+    write_json(tmp_path / "load" / "study.json", {"name": "load", "seed": 0, "runs": [run]})
+    lost = failures([tmp_path / "load"])
+    assert lost["reason"].tolist() == ["no mode here"]
+    assert words._failed(pd.concat([lost, lost.assign(study="sizes")])) == (
+        "- Did not run: hf, invariant kernels (load, sizes): no mode here\n"
+    )
+
+
 def test_the_task_repeats_one_prompt_among_neighbours_in_a_fixed_order() -> None:
     options = {"prompt": "Say it", "copies": 20, "neighbours": 5}
     task = load_task(TaskSetting("completions", options=options))
@@ -155,7 +168,7 @@ def test_the_ratio_is_the_geometric_mean_with_students_interval() -> None:
     assert math.isnan(ratio_of([], []).value)
 
 
-@pytest.mark.parametrize("engine", ["hf", "vllm", "sglang"])
+@pytest.mark.parametrize("engine", ["hf", "vllm", "sglang", "openai"])
 def test_the_controls_of_the_study_are_there(engine: str) -> None:
     found = studies("", SCALES["gpu"], engine)
     alone = found["alone"]
@@ -168,22 +181,37 @@ def test_the_controls_of_the_study_are_there(engine: str) -> None:
         assert all(s.task.options["copies"] == 1000 for s in found[name])
     assert {s.task.options["neighbours"] for s in found["load"]} == {250}
     assert found["sampled"][0].temperature == 1.0
+    for setting in (one for settings in found.values() for one in settings):
+        backend_class(engine).check(setting)
 
 
 def test_controls_are_judged_and_not_only_named() -> None:
-    good = {"study": "alone", "dtype": "bf16", "kernels": "default", "completions": 3}
+    good = {
+        "study": "alone",
+        "backend": "hf",
+        "dtype": "bf16",
+        "kernels": "default",
+        "completions": 3,
+    }
     good |= {"unique": 1, "as_alone": 3}
     # Another process that answers alike within itself, but not as the first.
     other = {**good, "as_alone": 0}
     sampled = {**good, "study": "sampled", "unique": 2, "as_alone": None}
     said = words._controls(pd.DataFrame([good, good, sampled]))
     assert said == [
-        "- Control held: alone, bf16, default, 1 completion in 2 runs.",
-        "- Control held: sampled, bf16, more than 1 completion.",
+        "- Control held: alone, hf, bf16, default, 1 completion in 2 runs.",
+        "- Control held: sampled, hf, bf16, more than 1 completion.",
     ]
     said = words._controls(pd.DataFrame([good, other, {**sampled, "unique": 1}]))
     assert [line.split(":")[0] for line in said] == ["- Control **FAILED**"] * 2
-    assert words._controls(pd.DataFrame([sampled]))[-1] == "- The control waves of 1 did not run."
+    missing = "- The control waves of 1 did not run with hf."
+    assert words._controls(pd.DataFrame([sampled]))[-1] == missing
+    # One engine's controls are no controls of another.
+    both = [good, {**good, "backend": "vllm"}, sampled]
+    missing = "- The control temperature 1: must be many did not run with vllm."
+    said = words._controls(pd.DataFrame(both))
+    assert said[-1] == missing
+    assert "- Control held: alone, vllm, bf16, default, 1 completion in 1 run." in said
 
 
 def test_the_price_says_what_did_not_run_and_what_did_not_agree() -> None:

@@ -22,17 +22,16 @@ from typing import Any
 import pandas as pd
 
 from experiments.markdown import keep_machine
+from experiments.tml2025.figure import panel
 from experiments.tml2025.words import page
 from nondet.csv_files import save_csv
 from nondet.metrics.intervals import Estimate, largest_unseen, wilson
-from nondet.report.panel import Panel, save
-from nondet.report.style import COLUMN, LINES, MUTED, OTHER_COLOURS, canvas, house
+from nondet.report.panel import save
 from nondet.runs import Run
 from nondet.study import load_study, run_folders
 from nondet.tasks.completions import COPY
 
 Tokens = tuple[int, ...]
-TITLE = "One prompt, many completions"
 
 
 @dataclass(frozen=True)
@@ -172,44 +171,20 @@ def tabulate(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     return pd.DataFrame(rows), pd.DataFrame(parts, columns=columns)
 
 
-def panel(table: pd.DataFrame, parts: pd.DataFrame) -> Panel:
-    """Completions still equal to the commonest one, by token position, one line a run."""
-    # What was asked alone is a line at 1 (and a row of the table).
-    greedy = table[(table["temperature"] == 0) & (table["largest_wave"] > 1)]
-    alt = "Share of completions of one prompt still equal to the commonest, by token position."
-    if greedy.empty:
-        nothing = pd.DataFrame(columns=["run", "token", "share"])
-        return Panel("completions", TITLE, alt, nothing, words="Everything was asked alone.")
-    keys = ["study", "backend", "dtype", "kernels", "batching"]
-    with house():
-        runs = greedy.drop_duplicates(keys)
-        figure, axis = canvas(COLUMN, 2.6 + 0.18 * len(runs))
-        drawn = []
-        for place, (_, run) in enumerate(runs.iterrows()):
-            own = parts[(parts[keys] == run[keys]).all(axis=1)]
-            steps = [(0, 1.0)]
-            left = int(run["completions"])
-            for position, count in zip(own["position"], own["completions"], strict=True):
-                steps.append((int(position), steps[-1][1]))
-                left -= int(count)
-                steps.append((int(position), left / int(run["completions"])))
-            steps.append((int(run["tokens"]), steps[-1][1]))
-            name = f"{run['study']}, {run['kernels']}" + (
-                ", fp32" if run["dtype"] == "fp32" else ""
-            )
-            if run["batching"] == "continuous":
-                name += ", continuous"
-            # Lines at 1 lie on each other; dashes of growing length keep all of them visible.
-            axis.plot(*zip(*steps, strict=True), color=OTHER_COLOURS[place % len(OTHER_COLOURS)],
-                      linestyle=LINES[place % len(LINES)], linewidth=1 + 0.25 * place,
-                      label=f"{name}: {run['unique']} of {run['completions']}")  # fmt: skip
-            drawn += [{"run": name, "token": x, "share": round(y, 4)} for x, y in steps]
-        axis.set_xlabel("token position, from 0")
-        axis.set_ylabel("share equal to\nthe commonest so far")
-        axis.set_ylim(0, 1.04)
-        axis.grid(axis="y", color=MUTED, alpha=0.2, linewidth=0.5)
-        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), title="different completions")
-    return Panel("completions", TITLE, alt, pd.DataFrame(drawn), figure)
+def failures(folders: Sequence[Path]) -> pd.DataFrame:
+    """Runs that have no completions, and why."""
+    columns = ["study", "backend", "dtype", "kernels", "batching", "repeat", "reason"]
+    rows = [
+        [folder.name, *(run.factors[name] for name in columns[1:5]), run.repeat, why(run)]
+        for folder in folders
+        for run in load_study([folder]).failed
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def why(run: Run) -> str:
+    """The reason of a run that failed, in one line."""
+    return " ".join(str(run.record.get("reason") or run.status).split())
 
 
 def main(words: list[str]) -> None:
@@ -224,10 +199,16 @@ def main(words: list[str]) -> None:
     save_csv(table, out / "completions.csv")
     save_csv(parts, out / "parts.csv")
     save(panel(table, parts), out / "figures")
-    keep_machine(load_study(folders[:1]).complete, out / "machine.json")
+    lost = failures(folders)
+    if len(lost):
+        save_csv(lost, out / "failed.csv")
+    else:
+        (out / "failed.csv").unlink(missing_ok=True)
+    complete = [run for folder in folders for run in load_study([folder]).complete]
+    keep_machine(complete, out / "machine.json")
     (out / "README.md").write_text(page(out))
-    shown = ["study", "kernels", "dtype", "batching", "largest_wave", "completions", "waves",
-             "unique", "commonest", "as_alone", "same_tokens"]  # fmt: skip
+    shown = ["study", "backend", "kernels", "dtype", "batching", "largest_wave", "completions",
+             "waves", "unique", "commonest", "as_alone", "same_tokens"]  # fmt: skip
     print(table[shown].to_string(index=False))
 
 

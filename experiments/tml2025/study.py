@@ -1,6 +1,6 @@
 """The completions of one prompt at temperature 0, alone and under load, as runs of a study.
 
-    python -m experiments.tml2025.study OUT MODEL_FOLDER [mini|gpu] [ENGINE] [TOGETHER]
+    python -m experiments.tml2025.study OUT MODEL_FOLDER [mini|cpu|gpu] [ENGINE] [TOGETHER]
 
 Writes one study folder for each workload below OUT: they differ in what is asked, so they cannot be
 one study. ``python -m experiments.tml2025.completions OUT/*`` makes the table. With Hydra,
@@ -32,6 +32,8 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
     "vllm": {**SMALL["vllm"], "cache_gib": 8, "memory_fraction": 0.1, "max_seqs": 128},
     "sglang": {**SMALL["sglang"], "cache_tokens": 131072},
 }
+# An endpoint is vLLM's own server, with the same options.
+ENGINE_OPTIONS["openai"] = {**ENGINE_OPTIONS["vllm"], "serve": "vllm"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Scale:
 
 SCALES = {
     "mini": Scale(alone=3, repeats=1, copies=16, neighbours=4, largest=8, tokens=32),
+    "cpu": Scale(alone=3, repeats=1, copies=200, neighbours=50, largest=16, tokens=64),
     "gpu": Scale(alone=8, repeats=3, copies=1000, neighbours=250, largest=128, tokens=100),
 }
 
@@ -57,10 +60,9 @@ def studies(model: str, scale: Scale, engine: str = "hf") -> dict[str, list[Sett
     """The settings of each study by its folder; ``model`` is a folder, or "" for the default."""
 
     def setting(copies: int, neighbours: int = 0, **changes: Any) -> Setting:
-        python = os.environ.get(f"PYTHON_{engine.upper()}")
         task = {"name": "completions", "copies": copies, "neighbours": neighbours}
         base: dict[str, Any] = {
-            "backend": {"name": engine, "python": python, **ENGINE_OPTIONS[engine]},
+            "backend": {"name": engine, **interpreter(engine), **ENGINE_OPTIONS[engine]},
             "model": {"name": "local", "path": model} if model else {},
             "task": task,
             "batch_size": scale.largest,
@@ -90,6 +92,13 @@ def studies(model: str, scale: Scale, engine: str = "hf") -> dict[str, list[Sett
             for kernels in both
         ]
     return found
+
+
+def interpreter(engine: str) -> dict[str, str | None]:
+    """$PYTHON_VLLM or $PYTHON_SGLANG, as the option that takes it."""
+    if engine == "openai":
+        return {"serve_python": os.environ.get("PYTHON_VLLM")}
+    return {"python": os.environ.get(f"PYTHON_{engine.upper()}")}
 
 
 def main(words: list[str]) -> int:

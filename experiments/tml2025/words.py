@@ -31,6 +31,8 @@ def page(out: Path) -> str:
     parts = ["# Completions of one prompt at temperature 0\n", where(out / "machine.json") + "\n"]
     parts += ["Made by [experiments/tml2025](../../../../experiments/tml2025/README.md).\n"]
     parts += [_completions(completions), _said(completions)]
+    if (out / "failed.csv").exists():
+        parts += [_failed(pd.read_csv(out / "failed.csv"))]
     if (completions["largest_wave"] > 1).any():
         parts += ["![completions still equal](figures/completions.png)\n"]
     if (out / "price.csv").exists():
@@ -70,10 +72,13 @@ def _said(completions: pd.DataFrame) -> str:
             f"; with {r.waves} waves, {seen} could have gone unseen (one-sided, 95 %)"
         )  # fmt: skip
         name = f"{r.study}, all at once" if r.batching == "continuous" else r.study
-        said.append(f"- {name}, invariant kernels: {r.unique} of {r.completions}{bound}.")
+        said.append(
+            f"- {name}, {r.backend}, invariant kernels: {r.unique} of {r.completions}{bound}."
+        )
     for r in greedy[greedy["as_alone"].isna()].itertuples():
         said.append(
-            f"- {r.study}, {r.dtype}, {r.kernels}: not asked alone, so there is no control."
+            f"- {r.study}, {r.backend}, {r.dtype}, {r.kernels}: not asked alone, "
+            "so there is no control."
         )
     said += _controls(completions)
     said.append(
@@ -87,18 +92,33 @@ def _controls(completions: pd.DataFrame) -> list[str]:
     """Alone all repeats of a setting give one completion, sampled there must be many."""
     said = []
     alone, sampled = (completions[completions["study"] == name] for name in ("alone", "sampled"))
-    for (kind, kernels), part in alone.groupby(["dtype", "kernels"], sort=False):
+    setting = ["backend", "dtype", "kernels"]
+    for (backend, kind, kernels), part in alone.groupby(setting, sort=False):
         other = (part["unique"] != 1) | (part["as_alone"] != part["completions"])
         word = "**FAILED**" if other.any() else "held"
         runs = f"{len(part)} run" + ("s" if len(part) > 1 else "")
-        said.append(f"- Control {word}: alone, {kind}, {kernels}, 1 completion in {runs}.")
+        said.append(
+            f"- Control {word}: alone, {backend}, {kind}, {kernels}, 1 completion in {runs}."
+        )
     for r in sampled.itertuples():
         word = "held" if r.unique > 1 else "**FAILED**"
-        said.append(f"- Control {word}: sampled, {r.dtype}, more than 1 completion.")
-    for name, part in (("alone", alone), ("sampled", sampled)):
-        if part.empty:
-            said.append(f"- The control {STUDIES[name]} did not run.")
+        said.append(f"- Control {word}: sampled, {r.backend}, {r.dtype}, more than 1 completion.")
+    for backend in completions["backend"].unique():
+        for name, part in (("alone", alone), ("sampled", sampled)):
+            if not (part["backend"] == backend).any():
+                said.append(f"- The control {STUDIES[name]} did not run with {backend}.")
     return said
+
+
+def _failed(failed: pd.DataFrame) -> str:
+    """Runs without completions, alike ones in one line, and why."""
+    said = []
+    for (backend, kernels, reason), part in failed.groupby(
+        ["backend", "kernels", "reason"], sort=False
+    ):
+        studies = ", ".join(part["study"].unique())
+        said.append(f"- Did not run: {backend}, {kernels} kernels ({studies}): {reason}")
+    return "\n".join(said) + "\n"
 
 
 def _price(price: pd.DataFrame) -> str:
