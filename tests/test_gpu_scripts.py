@@ -13,6 +13,7 @@ from processes import wait_for
 from nondet.backends.limits import descendants, end_all
 
 ROOT = Path(__file__).parent.parent
+REST = ROOT / "experiments" / "gpu_rest.sh"
 POSTS, PRECISION = ROOT / "experiments" / "gpu_posts.sh", ROOT / "experiments/precision/gpu.sh"
 # Writes its words down and a file into the folder, or under the name, that it is given.
 STUB = """#!/bin/sh
@@ -109,3 +110,31 @@ def test_number_formats_come_back_as_one_file(machine: dict[str, str], tmp_path:
     assert not [name for name in found if name.startswith("probe")]
     assert any(f"experiments.precision.study {machine['WORK']} {tmp_path}/models " in c
                for c in calls)  # fmt: skip
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_what_is_left_is_asked_of_the_gpus_there_are(
+    machine: dict[str, str], tmp_path: Path, gpus: int
+) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    listed = "\n".join(f"echo 'GPU {number}'" for number in range(gpus))
+    control = f'echo "mps $*" >>"{machine["TRACE"]}"; [ "$1" = -d ] || cat >/dev/null'
+    for name, script in (("nvidia-smi", listed), ("nvidia-cuda-mps-control", control)):
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tools / name).chmod(0o755)
+    there = {**machine, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHON_SGLANG": "there"}
+    calls = run(there, REST, "out", "models", "models", "items", "60")
+    (cells,) = [call for call in calls if "yuan2025.h200" in call]
+    assert ("gpus=1" in cells) == (gpus == 1)
+    asked = [call for call in calls if ".study" in call or ".price" in call]
+    assert [call.split(" gpu ")[1].split()[0] for call in asked[:2]] == ["vllm", "sglang"]
+    assert {call.split("price.csv ")[1].split()[0] for call in asked[2:]} == {"vllm", "hf"}
+    # Nothing is timed before the multi-process service has ended.
+    ended = max(place for place, call in enumerate(calls) if call.startswith("mps"))
+    assert all(calls.index(call) > ended for call in asked[2:])
+    said = (tmp_path / "out" / "said").read_text()
+    assert f"{gpus} GPUs" in said
+    assert said.count("exit code 0") == 5
+    for name in ("completions-vllm", "completions-sglang", "price-vllm", "price-hf"):
+        assert packed(tmp_path / "out" / name / "out" / "posts.tar.gz")
