@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -175,6 +176,49 @@ def test_two_engines_are_never_one_spread(tmp_path: Path) -> None:
     assert not (table["more"] == "fp16").any()
     assert not (table["less"] == "fp16").any()
     assert (table["more_value"].dropna() == 0).all()
+
+
+def test_kernels_on_two_engines_are_two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = [
+        SimpleNamespace(
+            cell=SimpleNamespace(hardware="this machine"),
+            run=SimpleNamespace(
+                repeat=0,
+                factors={
+                    "dtype": "bf16",
+                    "backend": engine,
+                    "kernels": kernels,
+                    "batch_size": size,
+                },
+            ),
+        )
+        for engine in ("hf", "vllm")
+        for kernels in ("default", "invariant")
+        for size in (1, 8)
+    ]
+    monkeypatch.setattr(
+        ordering, "_divergence", lambda _, __, *found: dict(zip("mlab", found, strict=True))
+    )
+    workload: Any = SimpleNamespace(results=results)
+    assert ordering._kernels(workload) == [
+        {"m": "default (hf)", "l": "invariant (hf)", "a": [0, 1], "b": [2, 3], "dtype": "bf16"},
+        {"m": "default (vllm)", "l": "invariant (vllm)", "a": [4, 5], "b": [6, 7], "dtype": "bf16"},
+    ]
+
+
+def test_layercast_on_two_engines_is_no_spread(tmp_path: Path) -> None:
+    sizes = sorted({cell.values["batch_size"] for cell in load_scale("mini").cells})
+
+    def away(cell: Cell) -> bool:
+        return cell.values.get("dtype") == "layercast" and cell.values["batch_size"] == sizes[-1]
+
+    def other(cell: Cell, rows: list[Row]) -> list[Row]:
+        rng = np.random.default_rng(4)
+        return [forked(rng, row, 0, 0.0) for row in rows] if away(cell) else rows
+
+    _, table = study(tmp_path, other, lambda cell: {"backend": "vllm"} if away(cell) else {})
+    like = table[table["claim"] == claims.LIKE]
+    assert (like["less_value"] == 0).all()
 
 
 def test_every_greedy_arm_of_the_paper_is_compared() -> None:

@@ -8,6 +8,7 @@ two rows of a table by chance of the settings does not count.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -53,40 +54,51 @@ def ordering(workloads: Iterable[Workload]) -> pd.DataFrame:
 def _dtypes(workload: Workload) -> list[Row]:
     """BF16 above FP16 above FP32, and FP32 like LayerCast, in the share of items that part."""
     rows = []
-    for engine in (engines := _engines(workload)):
-        for more, less in DTYPE_PAIRS:
+    engines = _engines(workload)
+    for engine, (more, less) in itertools.product(engines, DTYPE_PAIRS):
+        like = less == "layercast"
+        for other in _layercast_engines(workload, engine) if like else [engine]:
 
-            def keep(result: Result, engine: object = engine, less: str = less) -> bool:
+            def keep(
+                result: Result, engine: Any = engine, less: str = less, other: Any = other
+            ) -> bool:
+                asked = other if value_of(result, "dtype") == less else engine
                 there = _default(result) and _greedy(result)
-                own = value_of(result, "backend") == engine
-                return there and (own or value_of(result, "dtype") == less == "layercast")
+                return there and bool(value_of(result, "backend") == asked)
 
-            like = less == "layercast"
             a, b = _paired(workload, "dtype", more, less, keep, ENGINE if like else ())
             if len(a) > 1:
-                other = value_of(workload.results[b[0]], "backend")
                 names = [more, less]
-                if like and other != engine:
+                if other != engine or len(engines) > 1:
                     names = [f"{more} ({engine})", f"{less} ({other})"]
-                elif len(engines) > 1:
-                    names = [f"{name} ({engine})" for name in names]
                 claim = LIKE if like else f"{more} parts more than {less}"
                 rows.append(_divergence(workload, claim, *names, a, b))
     return rows
 
 
+def _layercast_engines(workload: Workload, engine: Any) -> list[Any]:
+    """Where LayerCast ran: the same engine if it did there, else all others, one by one."""
+    ran = [r for r in workload.results if _default(r) and _greedy(r)]
+    found = [value_of(r, "backend") for r in ran if value_of(r, "dtype") == "layercast"]
+    return [engine] if engine in found else list(dict.fromkeys(found))
+
+
 def _kernels(workload: Workload) -> list[Row]:
     """Default kernels above invariant ones; not a claim of this paper, but its cure's rival."""
     rows = []
-    for dtype in dict.fromkeys(value_of(r, "dtype") for r in workload.results):
+    engines = _engines(workload)
+    dtypes = dict.fromkeys(value_of(r, "dtype") for r in workload.results)
+    for dtype, engine in itertools.product(dtypes, engines):
 
-        def keep(result: Result, dtype: object = dtype) -> bool:
-            return value_of(result, "dtype") == dtype and not _repeat(result)
+        def keep(result: Result, dtype: Any = dtype, engine: Any = engine) -> bool:
+            own = value_of(result, "dtype") == dtype and value_of(result, "backend") == engine
+            return own and not _repeat(result)
 
         a, b = _paired(workload, "kernels", "default", "invariant", keep)
         if len(a) > 1:
             claim = "default kernels part more than invariant"
-            row = _divergence(workload, claim, "default", "invariant", a, b)
+            where = f" ({engine})" if len(engines) > 1 else ""
+            row = _divergence(workload, claim, f"default{where}", f"invariant{where}", a, b)
             rows.append({**row, "dtype": dtype})
     return rows
 
