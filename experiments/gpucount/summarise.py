@@ -67,9 +67,24 @@ def described(run: Run) -> dict[str, Any]:
     }
 
 
+def check_alike(runs: list[Run]) -> None:
+    """Raises ValueError, naming the factor, where more than the GPUs and the batch size varies."""
+    first: dict[tuple[Any, ...], Run] = {}
+    for run in runs:
+        other = first.setdefault((run.factors["backend"], run.factors["kernels"]), run)
+        for name in sorted({*run.factors, *other.factors} - {"gpus", "batch_size"}):
+            ours, theirs = (one.factors.get(name) for one in (run, other))
+            if ours != theirs:
+                raise ValueError(f"{run.id} has {name}={ours}, {other.id} {name}={theirs}")
+
+
 def rows_of(runs: list[Run]) -> list[dict[str, Any]]:
     """Each group's runs against its own fewest GPUs, repeats against their own setting, and the
-    batch sizes of tp_invariant against each other."""
+    batch sizes of tp_invariant against each other.
+
+    Raises ValueError where runs of one engine and mode differ in anything else.
+    """
+    check_alike(runs)
     groups: dict[Key, list[Run]] = {}
     for run in sorted(runs, key=lambda run: (int(run.factors["gpus"]), run.repeat)):
         key = (run.factors["backend"], run.factors["kernels"], run.factors["batch_size"])

@@ -4,7 +4,8 @@
 
 One row a run: ``completions`` asked for (n), ``unique`` among them, how often the commonest came,
 ``same_tokens``: the first tokens that all share; parts.csv: the token, from 0, at which each leaves
-the commonest (a completion that ends earlier leaves it at its end). ``unique`` is a count of this
+the commonest (a completion that ends earlier leaves it at its end), of the first run of each
+setting at temperature 0. ``unique`` is a count of this
 run; the statistic is the share that is not the commonest one, whose interval counts waves,
 because the completions of a wave share its fate: ``equal_waves`` of one size are worth as much as
 the ``waves`` there were. Neighbours are left out.
@@ -118,6 +119,7 @@ def row_of(name: str, run: Run, found: Completions, alone: Tokens | None) -> dic
         "dtype": factors["dtype"],
         "kernels": factors["kernels"],
         "batching": factors["batching"],
+        "batch_size": factors["batch_size"],
         "largest_wave": max(found.sizes),
         "temperature": factors["temperature"],
         "repeat": run.repeat,
@@ -159,15 +161,21 @@ def tabulate(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
         if run.factors["batch_size"] == 1:
             alone.setdefault(key(run), found.commonest)
     rows = [row_of(name, run, found, alone.get(key(run))) for name, run, found in loaded]
+    # Repeats have no line of their own in the figure: one run a setting, or their counts add up.
+    columns = ["study", "backend", "dtype", "kernels", "batching", "position", "completions"]
+    firsts: dict[tuple[Any, ...], str] = {}
+    for name, run, found in loaded:
+        if run.factors["temperature"] == 0:
+            line = (name, *(run.factors[factor] for factor in columns[1:5]), max(found.sizes) > 1)
+            firsts.setdefault(line, run.id)
     parts = [
         {"study": name, "backend": run.factors["backend"], "dtype": run.factors["dtype"],
          "kernels": run.factors["kernels"], "batching": run.factors["batching"],
          "position": position, "completions": count}
         for name, run, found in loaded
         for position, count in sorted(found.parts_at.items())
-        if run.factors["temperature"] == 0
+        if run.id in firsts.values()
     ]  # fmt: skip
-    columns = ["study", "backend", "dtype", "kernels", "batching", "position", "completions"]
     return pd.DataFrame(rows), pd.DataFrame(parts, columns=columns)
 
 
@@ -195,11 +203,14 @@ def main(words: list[str]) -> None:
         print(f"{empty}: no runs, left out")
         folders.remove(empty)
     table, parts = tabulate(folders)
+    lost = failures(folders)
+    if table.empty:
+        reasons = "; ".join(dict.fromkeys(lost["reason"]))
+        sys.exit(f"{out}: no run completed, nothing written. {reasons}".rstrip())
     out.mkdir(parents=True, exist_ok=True)
     save_csv(table, out / "completions.csv")
     save_csv(parts, out / "parts.csv")
     save(panel(table, parts), out / "figures")
-    lost = failures(folders)
     if len(lost):
         save_csv(lost, out / "failed.csv")
     else:

@@ -45,14 +45,18 @@ def _completions(completions: pd.DataFrame) -> str:
     rows = []
     for r in completions.itertuples():
         what = STUDIES.get(str(r.study), str(r.study))
+        if r.study != "alone":
+            what += f", up to {r.largest_wave}"
         if r.batching == "continuous":
-            what = "all at once, the engine's scheduler"
+            # An endpoint has as many open requests as the batch size says, whatever is waiting.
+            open_now = f"{r.batch_size} of {r.largest_wave}" if r.backend == "openai" else "all"
+            what = f"{open_now} at once, random neighbours, the engine's scheduler"
         # Sampled completions do not share the fate of their wave.
         share = percent(r.differing_low, r.differing_high) + f"; {r.equal_waves:.3g}"
         share = "" if r.temperature else share
         alone = "" if pd.isna(r.as_alone) else int(r.as_alone)
         rows.append([
-            f"{what}, up to {r.largest_wave}" if r.study != "alone" else what,
+            what,
             f"{r.backend}, {r.dtype}, {r.kernels}" + (f", repeat {r.repeat}" if r.repeat else ""),
             r.completions, r.waves, f"**{r.unique}**", r.commonest, alone,
             f"{r.same_tokens} of {r.tokens}", share,

@@ -61,8 +61,11 @@ def _fork(
             chance = float(np.exp(np.float64(logprobs[position * k + rank])))
             head = {"setting": setting, "rank": rank + 1, "token": token, "text": text}
             rows.append({**head, "probability": chance})
-    table = pd.DataFrame(rows)
     item = workload.loaded.outcomes[0].keys[row]
+    if not rows:
+        said = f"No candidates were kept where item {item} of {workload.name} parts."
+        return Panel(name, spec["title"], "", pd.DataFrame(), words=said)
+    table = pd.DataFrame(rows)
     same: dict[str, Any] = {"task": workload.name, "item": item, "position": position}
     for place, (key, value) in enumerate(same.items()):
         table.insert(place, key, value)
