@@ -80,3 +80,14 @@ def test_a_value_that_nobody_knows_hides_no_gap(
 ) -> None:
     runs = two(tmp_path, [unknown, -1.0, -2.0], [unknown, -1.5, -2.0])
     assert gap(*runs) == gap(*runs[::-1]) == 0.5
+
+
+def test_gpu_counts_are_not_compared_across_another_option(tmp_path: Path) -> None:
+    own = {"backend": "hf", "kernels": "default", "batch_size": 8}
+    rows = [Row([5, 6], [-1.0, -2.0])]
+    runs = [
+        read_run(tmp_path / write_run(tmp_path, {**own, "gpus": gpus, **more}, rows))
+        for gpus, more in ((1, {}), (2, {"cudnn_attention": False}))
+    ]
+    with pytest.raises(ValueError, match="cudnn_attention=False"):
+        gpucount.rows_of(runs)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from experiments.tml2025 import words
 from experiments.tml2025.completions import Completions, common_prefix, failures, main, tabulate
+from experiments.tml2025.figure import panel
 from experiments.tml2025.price import ratio_of
 from experiments.tml2025.study import SCALES, studies
 from nondet.backends.base import backend_class
@@ -108,6 +109,36 @@ def test_neighbours_are_left_out_and_alone_is_the_measure(
     drawn = pd.read_csv(tmp_path / "out" / "figures" / "completions.csv")
     last = drawn[drawn["run"] == "load, default"]["share"].iloc[-1]
     assert last == pytest.approx(2 / 3, abs=1e-3)
+
+
+def test_a_repeat_is_no_second_loss_of_the_same_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import factory
+
+    original = factory.table_of
+
+    def renamed(rows: list[Row], samples: int = 1) -> object:
+        ids = [f"copy-{n:04d}" for n in range(len(rows))]
+        return original(rows, samples).set_column(0, "item_id", [ids])
+
+    monkeypatch.setattr(factory, "table_of", renamed)
+    factors = {"kernels": "default", "batch_size": 8, "batching": "varied"}
+    rows = [Row(list(one), [-0.5] * len(one)) for one in (A, A, A, B, B)]
+    for repeat in (0, 1):
+        write_run(tmp_path / "load" / "runs", factors, rows, repeat=repeat, resolved=MACHINE)
+    table, parts = tabulate([tmp_path / "load"])
+    assert table["unique"].tolist() == [2, 2]
+    assert panel(table, parts).table["share"].min() == pytest.approx(3 / 5)
+
+
+def test_where_nothing_completed_one_line_says_why(tmp_path: Path) -> None:
+    more = {"status": "failed", "reason": "no mode\nhere", "resolved": MACHINE}
+    factors = {"kernels": "invariant", "batch_size": 8, "batching": "varied"}
+    write_run(tmp_path / "load" / "runs", factors, [], **more)
+    with pytest.raises(SystemExit, match=r"no run completed, nothing written\. no mode here$"):
+        main([str(tmp_path / "out"), str(tmp_path / "load")])
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_without_completions_is_said_with_its_reason(tmp_path: Path) -> None:

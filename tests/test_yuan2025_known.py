@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from experiments.yuan2025 import claims, figures, launch, ordering
 from experiments.yuan2025.departures import confounders
+from experiments.yuan2025.forks import candidates
 from experiments.yuan2025.matrix import Cell, Scale, load_scale
 from experiments.yuan2025.numbers import workloads
 from experiments.yuan2025.page import controls
@@ -316,3 +318,24 @@ def test_weights_that_layercast_stores_in_16_bits_are_not_called_fp32(tmp_path: 
         "float32 or bfloat16, float32",
         "bfloat16, float32 or float32",
     )
+
+
+def test_a_fork_without_candidates_is_said_in_words(tmp_path: Path) -> None:
+    def ended(cell: Cell, rows: list[Row]) -> list[Row]:
+        if cell.values["batch_size"] == 4:
+            return rows
+        rng = np.random.default_rng(4)
+        return [forked(rng, row, 0, 0.0) for row in rows]
+
+    scale, _ = study(tmp_path, ended)
+    results = load_results(scale, tmp_path)
+    spec = {"title": "one fork"}
+    (workload, *_) = workloads(results)
+    bare = [
+        replace(run, record={**run.record, "factors": {**run.record["factors"], "top_k": 0}})
+        for run in workload.loaded.runs
+    ]
+    without = replace(workload, loaded=replace(workload.loaded, runs=tuple(bare)))
+    with house():
+        panel = candidates("fork", spec, [(without, list(range(len(bare))))])
+    assert panel.words.startswith("No candidates were kept where item")

@@ -69,12 +69,8 @@ def _at(observed: Mapping[str, Any], key: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A value in a cell of the table: of a list its members, of counts by name the names.
-
-    Names in one order: they are counted in that of the layers, which differs between engines.
-    """
-    value = sorted(value) if isinstance(value, dict) else value
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    """A value in a cell of the table: of a list its members, of counts by name the names."""
+    return ", ".join(map(str, value)) if isinstance(value, list | dict) else str(value)
 
 
 def _held(narrow: Sequence[str], wide: Sequence[str]) -> str:
