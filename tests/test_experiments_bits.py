@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from factory import Row, write_run
 
@@ -91,3 +92,27 @@ def test_gpu_counts_are_not_compared_across_another_option(tmp_path: Path) -> No
     ]
     with pytest.raises(ValueError, match="cudnn_attention=False"):
         gpucount.rows_of(runs)
+
+
+def test_engines_are_compared_in_every_mode_and_once(tmp_path: Path) -> None:
+    rows = [Row([5, 6], [-1.0, -2.0])]
+    for kernels, size, repeat in (
+        ("default", 1, 0), ("default", 1, 1), ("tp_invariant", 1, 0), ("tp_invariant", 8, 0),
+    ):  # fmt: skip
+        factors = {"backend": "hf", "kernels": kernels, "batch_size": size}
+        write_run(tmp_path / "runs", factors, rows, repeat=repeat)
+    engines.main(tmp_path)
+    table = pd.read_csv(tmp_path / "table.csv")
+    assert sorted(zip(table["kernels"], table["batch_size"], table["repeat"], strict=True)) == [
+        ("default", 1, 1),
+        ("tp_invariant", 8, 0),
+    ]
+
+
+@pytest.mark.parametrize("table", [engines.main, gpucount.main])
+def test_one_run_is_nothing_to_compare(tmp_path: Path, table: Callable[[Path], None]) -> None:
+    factors = {"backend": "hf", "kernels": "default", "batch_size": 1, "gpus": 1}
+    write_run(tmp_path / "runs", factors, [Row([5, 6], [-1.0, -2.0])])
+    with pytest.raises(SystemExit, match="no two complete runs of one engine"):
+        table(tmp_path)
+    assert not (tmp_path / "table.csv").exists()

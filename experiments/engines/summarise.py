@@ -11,6 +11,7 @@ differs.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,24 +43,27 @@ def compare(reference: Run, run: Run) -> dict[str, Any]:
     }
 
 
-def main(folder: Path) -> None:
-    """Compare within each engine and mode."""
-    runs = load_study([folder]).complete
+def rows_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Within each engine and mode: all against the smallest batch, repeats against their own."""
+    groups: dict[tuple[Any, Any], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.factors["backend"], run.factors["kernels"]), []).append(run)
     rows = []
-    for engine in dict.fromkeys(run.factors["backend"] for run in runs):
-        for kernels in ("default", "invariant"):
-            own = [
-                run
-                for run in runs
-                if (run.factors["backend"], run.factors["kernels"]) == (engine, kernels)
-            ]
-            own.sort(key=lambda run: (run.factors["batch_size"], run.repeat))
-            rows += [compare(own[0], run) for run in own[1:]]
-            for run in own:
-                if run.repeat:
-                    twins = [r for r in own if r.repeat == 0]
-                    same = [r for r in twins if r.factors == run.factors]
-                    rows += [compare(twin, run) for twin in same]
+    for own in groups.values():
+        own.sort(key=lambda run: (run.factors["batch_size"], run.repeat))
+        rows += [compare(own[0], run) for run in own[1:]]
+        for run in own:
+            if run.repeat:
+                same = [r for r in own[1:] if r.repeat == 0 and r.factors == run.factors]
+                rows += [compare(twin, run) for twin in same]
+    return rows
+
+
+def main(folder: Path) -> None:
+    """Write and print the table."""
+    rows = rows_of(load_study([folder]).complete)
+    if not rows:
+        sys.exit(f"{folder}: no two complete runs of one engine and mode, nothing to compare")
     table = pd.DataFrame(rows).astype({"first": "Int64"})
     table.to_csv(folder / "table.csv", index=False)
     print(table.to_string(index=False))

@@ -109,6 +109,8 @@ def main(folder: Path) -> None:
     """Write and print the table."""
     study = load_study([folder])
     table = pd.DataFrame(rows_of(list(study.complete)))
+    if table.empty:
+        sys.exit(f"{folder}: no two complete runs of one engine, mode and batch size")
     table.to_csv(folder / "table.csv", index=False)
     lines = ["| " + " | ".join(table.columns) + " |", "| --- " * len(table.columns) + "|"]
     for row in table.itertuples(index=False):
