@@ -54,7 +54,7 @@ def rows_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
         rows += [compare(own[0], run) for run in own[1:]]
         for run in own:
             if run.repeat:
-                same = [r for r in own[1:] if r.repeat == 0 and r.factors == run.factors]
+                same = [r for r in own if r.repeat == 0 and r.factors == run.factors]
                 rows += [compare(twin, run) for twin in same]
     return rows
 
