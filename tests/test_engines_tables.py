@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from experiments.engines import summarise
@@ -18,6 +19,7 @@ def test_the_table_comes_from_the_runs(folder: Path, tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(folder / name)
     summarise.main(tmp_path)
     assert (tmp_path / "table.csv").read_text() == (folder / "table.csv").read_text()
+    assert not pd.read_csv(folder / "table.csv").duplicated().any()
 
 
 def test_all_four_studies_are_there() -> None:

@@ -180,29 +180,47 @@ def test_two_engines_are_never_one_spread(tmp_path: Path) -> None:
     assert (table["more_value"].dropna() == 0).all()
 
 
-def test_kernels_on_two_engines_are_two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    results = [
+def kernels_at_two_sizes(**values: Any) -> list[Any]:
+    """Default at 1 and 8, then invariant at 1 and 8."""
+    return [
         SimpleNamespace(
             cell=SimpleNamespace(hardware="this machine"),
             run=SimpleNamespace(
                 repeat=0,
-                factors={
-                    "dtype": "bf16",
-                    "backend": engine,
-                    "kernels": kernels,
-                    "batch_size": size,
-                },
+                factors={"dtype": "bf16", "kernels": kernels, "batch_size": size, **values},
             ),
         )
-        for engine in ("hf", "vllm")
         for kernels in ("default", "invariant")
         for size in (1, 8)
     ]
+
+
+def kernel_rows(monkeypatch: pytest.MonkeyPatch, results: list[Any]) -> list[dict[str, Any]]:
+    """What is compared with what, by the place of the runs."""
     monkeypatch.setattr(
         ordering, "_divergence", lambda _, __, *found: dict(zip("mlab", found, strict=True))
     )
     workload: Any = SimpleNamespace(results=results)
-    assert ordering._kernels(workload) == [
+    return ordering._kernels(workload)
+
+
+def test_kernels_with_steps_of_two_lengths_are_two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long = (
+        kernels_at_two_sizes(backend="vllm", chunk_tokens=tokens) for tokens in (8192, 16384)
+    )
+    rows = kernel_rows(monkeypatch, [*short, *long])
+    assert [(row["m"], row["a"], row["b"]) for row in rows] == [
+        ("default, steps of 8192 tokens", [0, 1], [2, 3]),
+        ("default, steps of 16384 tokens", [4, 5], [6, 7]),
+    ]
+    # Without the mode at the other length there is one row, and nothing to tell apart.
+    rows = kernel_rows(monkeypatch, [*short, *long[:2]])
+    assert [(row["m"], row["a"], row["b"]) for row in rows] == [("default", [0, 1], [2, 3])]
+
+
+def test_kernels_on_two_engines_are_two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = [*kernels_at_two_sizes(backend="hf"), *kernels_at_two_sizes(backend="vllm")]
+    assert kernel_rows(monkeypatch, results) == [
         {"m": "default (hf)", "l": "invariant (hf)", "a": [0, 1], "b": [2, 3], "dtype": "bf16"},
         {"m": "default (vllm)", "l": "invariant (vllm)", "a": [4, 5], "b": [6, 7], "dtype": "bf16"},
     ]

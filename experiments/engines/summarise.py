@@ -53,8 +53,8 @@ def rows_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
         own.sort(key=lambda run: (run.factors["batch_size"], run.repeat))
         rows += [compare(own[0], run) for run in own[1:]]
         for run in own:
-            if run.repeat:
-                same = [r for r in own if r.repeat == 0 and r.factors == run.factors]
+            if run.repeat:  # those of the smallest batch are there already
+                same = [r for r in own[1:] if r.repeat == 0 and r.factors == run.factors]
                 rows += [compare(twin, run) for twin in same]
     return rows
 

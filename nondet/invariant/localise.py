@@ -49,7 +49,10 @@ class Finding:
         where = f"{self.operation} in {self.module or 'the model'}"
         place = "the prompt" if self.step == 0 else f"decode step {self.step}"
         if self.status == "identical":
-            return "identical: every operation gave the prompt's row the same bits"
+            return (
+                "identical: no operation gave the prompt's row other bits from the same inputs, "
+                "and its logits are equal"
+            )
         if self.status == "unmatched":
             return f"inconclusive: at {place} the two passes call different operations ({where})"
         amount = f"{self.differing} of {self.elements} elements, largest {self.largest:.3g}"
